@@ -31,7 +31,7 @@ _STEPS: AnalyticLatency = AnalyticLatency(
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpeed:
+class StepLimits:
     """What one step can do."""
 
     prefill_tokens_per_step: int = 512  # decoded tokens among them
@@ -70,9 +70,9 @@ class DemoEngine:
     """
 
     def __init__(
-        self, blocks: int, block_size: int, speed: EngineSpeed | None = None, *, hash_seed: int = 0
+        self, blocks: int, block_size: int, speed: StepLimits | None = None, *, hash_seed: int = 0
     ) -> None:
-        self.speed = speed or EngineSpeed()
+        self.speed = speed or StepLimits()
         self.block_size = block_size
         settings = EngineSettings(
             latency=_STEPS,

@@ -21,7 +21,7 @@ import zmq
 from indexer.core.endpoint import tcp_address
 from indexer.edge.sockets import bind
 from select_service.demo.encoding import RemovedBlocks, StoredBlocks, encode_batch
-from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepReport
+from select_service.demo.engine import DemoEngine, DemoJob, StepLimits, StepReport
 from select_service.tcp_listener import host_in_url, loopback
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class EngineShape:
     blocks: int = 512
     block_size: int = 16
     step_s: float = 0.01
-    speed: EngineSpeed = field(default_factory=EngineSpeed)
+    speed: StepLimits = field(default_factory=StepLimits)
 
 
 @dataclass(slots=True, eq=False)

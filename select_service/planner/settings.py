@@ -87,7 +87,7 @@ MaxGpuBudget: TypeAlias = Annotated[
 MinEndpoint: TypeAlias = Annotated[int, count(0), "least replicas of each role"]
 EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "GPUs of one engine of that role"]
 LoadInterval: TypeAlias = Annotated[float, _interval(), "time between two looks of the fast loop"]
-EngineSpeed: TypeAlias = Annotated[
+SpeedSource: TypeAlias = Annotated[
     str,
     choice(*SPEEDS),
     "how fast engines are taken to be: as profiled, as measured (learnt), or as profiled unless "
@@ -193,7 +193,7 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     adjustment_interval: AdjustmentInterval = 60.0
     load_interval: LoadInterval = 5.0
     no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
-    engine_speed: EngineSpeed = "profile"
+    engine_speed: SpeedSource = "profile"
     startup: Annotated[float, seconds(), "time that an engine takes to start"] = 60.0
     max_gpu_budget: MaxGpuBudget = 64
     prefill_engine_num_gpu: EngineGpus = 1
@@ -248,7 +248,7 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
     no_correction: Annotated[bool, switch(), "do not correct profiles by what is measured"] = False
-    engine_speed: EngineSpeed = "auto"
+    engine_speed: SpeedSource = "auto"
     learnt_speed_max_age: Annotated[
         float, seconds(), "age at which what selectors measured counts no more"
     ] = 86_400.0

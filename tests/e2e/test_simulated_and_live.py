@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from select_service.demo.client import SelectorClient
-from select_service.demo.engine import DemoJob, EngineSpeed
+from select_service.demo.engine import DemoJob, StepLimits
 from select_service.demo.service_process import ServiceProcess
 from select_service.demo.worker import EngineShape, Milestone, SimulatedWorker
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
@@ -30,7 +30,7 @@ SHAPE = EngineShape(
     blocks=220,
     block_size=BLOCK,
     step_s=STEP_S,
-    speed=EngineSpeed(PREFILL_TOKENS, decode_tokens_per_step=1, running_max=16),
+    speed=StepLimits(PREFILL_TOKENS, decode_tokens_per_step=1, running_max=16),
 )
 CHAT = WorkloadSettings(
     rate=4.0,

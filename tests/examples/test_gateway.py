@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from select_service.client import AsyncClient
-from select_service.demo.engine import EngineSpeed
+from select_service.demo.engine import StepLimits
 from select_service.demo.openai_engine import OpenAIEngine, prompt_of
 from select_service.demo.worker import EngineShape
 from select_service.edge.driver.driver import Driver
@@ -19,7 +19,7 @@ from tests.select_service.gateway.stage import PATIENT, served
 from tests.wait import PATIENCE_S, until
 
 MODEL = "simulated"
-SHAPE = EngineShape(step_s=0.001, speed=EngineSpeed(decode_tokens_per_step=16))
+SHAPE = EngineShape(step_s=0.001, speed=StepLimits(decode_tokens_per_step=16))
 RULES: Any = {"role": "system", "content": "You are a patient teacher of history. " * 20}
 ROME: Any = {"role": "user", "content": [{"type": "text", "text": "When did Rome fall?"}]}
 WHO: Any = {"role": "user", "content": "Who was Hypatia?"}

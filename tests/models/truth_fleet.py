@@ -17,7 +17,7 @@ from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
 from select_service.core.service import SelectionCore
 from select_service.demo.encoding import PoolEvent, RemovedBlocks, StoredBlocks, encode_batch
-from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed
+from select_service.demo.engine import DemoEngine, DemoJob, StepLimits
 from select_service.types import (
     RankTrustRow,
     RouterConfig,
@@ -45,7 +45,7 @@ class Shape:
     tail_blocks: int = 4
     output_tokens: int = 24
     requests_per_step: float = 1.2
-    speed: EngineSpeed = field(default_factory=lambda: EngineSpeed(2048, 4, 64))
+    speed: StepLimits = field(default_factory=lambda: StepLimits(2048, 4, 64))
 
 
 @dataclass

@@ -83,7 +83,7 @@ def line_through(
     return max(0.0, mean_y - slope * mean_x), slope  # not even by rounding
 
 
-class Moments:
+class MeasurementSums:
     """Sums over all measurements of a pool, which only grow: others fit lines to their growth."""
 
     __slots__ = ("count", "x", "xx", "xy", "y")
@@ -264,10 +264,10 @@ class RankSpeeds:
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
-        self.prefills = Moments()
+        self.prefills = MeasurementSums()
         """Of first tokens: seconds over tokens; of ranks that are not new, whose outliers are
         known."""
-        self.blocks = Moments()
+        self.blocks = MeasurementSums()
         """Likewise of blocks of output: seconds over the blocks that requests attend to."""
         self._measured = 0  # ranks in the sums
         self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.ledger.pull_speeds import PullPath, PullSpeeds
-    from select_service.core.ledger.rank_speeds import Moments
+    from select_service.core.ledger.rank_speeds import MeasurementSums
     from select_service.core.partition import Partition
     from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
@@ -116,7 +116,7 @@ _MOMENTS: Final[tuple[MetricRow[Partition], ...]] = (
 )
 
 
-def _moments(sums: Moments, block_size: int = 1) -> dict[str, float]:
+def _moments(sums: MeasurementSums, block_size: int = 1) -> dict[str, float]:
     """Return sums over tokens of sums over blocks."""
     return {
         "count": sums.count,

@@ -85,7 +85,9 @@ class LearntLine:
         if self.problem:
             return
         kept = math.exp(-seconds / MEMORY_S)
-        self.sums = Moments(*(kept * old + new for old, new in zip(self.sums, told, strict=True)))
+        self.sums = Moments._make(
+            kept * old + new for old, new in zip(self.sums, told, strict=True)
+        )
         self.age_s = 0.0
 
     @property

@@ -110,11 +110,11 @@ class Measuring(LeastWork):
         speeds, before = self._speeds, self._told
         self._told = _moments(speeds.prefills, 1), _moments(speeds.blocks, block_size)
         prefills, itls = (
-            Moments(*(new - old for new, old in zip(*both, strict=True)))
+            Moments._make(new - old for new, old in zip(*both, strict=True))
             for both in zip(self._told, before, strict=True)
         )
         return prefills, itls
 
 
-def _moments(sums: rank_speeds.Moments, size: int) -> Moments:
+def _moments(sums: rank_speeds.MeasurementSums, size: int) -> Moments:
     return Moments(sums.count, sums.x * size, sums.y / size, sums.xx * size**2, sums.xy)

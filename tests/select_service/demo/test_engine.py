@@ -7,7 +7,7 @@ import random
 import pytest
 
 from select_service.demo.encoding import RemovedBlocks, StoredBlocks
-from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepReport
+from select_service.demo.engine import DemoEngine, DemoJob, StepLimits, StepReport
 
 
 def until_idle(engine: DemoEngine) -> list[StepReport]:
@@ -19,7 +19,7 @@ def until_idle(engine: DemoEngine) -> list[StepReport]:
 
 
 def test_a_job_is_prefilled_in_chunks_decoded_and_finished() -> None:
-    engine = DemoEngine(16, 4, EngineSpeed(prefill_tokens_per_step=6, decode_tokens_per_step=1))
+    engine = DemoEngine(16, 4, StepLimits(prefill_tokens_per_step=6, decode_tokens_per_step=1))
     engine.submit(DemoJob("a", range(10), range(100, 107)))
     first, second, *rest = until_idle(engine)
     assert first.prefilled == []
@@ -59,7 +59,7 @@ def test_what_can_never_fit_is_refused_and_the_next_goes_on() -> None:
 def test_its_events_tell_what_it_holds(seed: int) -> None:
     """Whoever follows them knows, for every prompt, as much as the engine."""
     rng = random.Random(seed)
-    engine = DemoEngine(24, 4, EngineSpeed(16, 2, 4), hash_seed=seed)
+    engine = DemoEngine(24, 4, StepLimits(16, 2, 4), hash_seed=seed)
     held: dict[int, tuple[int | None, tuple[int, ...]]] = {}
     texts: list[list[int]] = []
     ended = 0

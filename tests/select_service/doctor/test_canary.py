@@ -22,7 +22,7 @@ from select_service.core.diagnostics.parity import (
     canary_tokens,
     judge,
 )
-from select_service.demo.engine import EngineSpeed
+from select_service.demo.engine import StepLimits
 from select_service.demo.openai_engine import OpenAIEngine
 from select_service.demo.worker import EngineShape
 from select_service.doctor.canary import CanaryReport, send_canaries
@@ -34,7 +34,7 @@ from tests.select_service.edge.serving import listening
 from tests.select_service.gateway.stage import served
 from tests.wait import PATIENCE_S
 
-SHAPE = EngineShape(step_s=0.001, speed=EngineSpeed(decode_tokens_per_step=16))
+SHAPE = EngineShape(step_s=0.001, speed=StepLimits(decode_tokens_per_step=16))
 
 
 class ColdEngine(OpenAIEngine):

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.demo.engine import EngineSpeed
+from select_service.demo.engine import StepLimits
 from select_service.demo.openai_engine import OpenAIEngine, prompt_of
 from select_service.demo.worker import EngineShape
 from select_service.types import OverlapScoresRequest
@@ -24,8 +24,8 @@ from tests.wait import PATIENCE_S, run, until
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 CHAT = "/v1/chat/completions"
-QUICK = EngineShape(step_s=0.001, speed=EngineSpeed(decode_tokens_per_step=16))
-SLOW = EngineShape(step_s=0.1, speed=EngineSpeed(decode_tokens_per_step=1))
+QUICK = EngineShape(step_s=0.001, speed=StepLimits(decode_tokens_per_step=16))
+SLOW = EngineShape(step_s=0.1, speed=StepLimits(decode_tokens_per_step=1))
 RULES = {"role": "system", "content": "You are a patient teacher of history. " * 20}
 ROME = {"role": "user", "content": "When did Rome fall?"}
 WHO = {"role": "user", "content": "Who was Hypatia?"}
