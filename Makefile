@@ -18,7 +18,7 @@ RAY := .venv-ray
 VLLM := .venv-vllm
 FORECAST := .venv-forecast
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := .ci/pip.py install --quiet --disable-pip-version-check
 # Ctrl-C ends it, without a traceback.
 QUIET_INTERRUPT := import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Where it is set nothing that is compiled is kept, and tests start some hundred processes.
@@ -302,7 +302,7 @@ client: | $(VENV)/bin/python
 	rm -rf $(CLIENT) && mkdir -p $(CLIENT)/from
 	cp -r select_service indexer LICENSE deploy/client/pyproject.toml $(CLIENT)/from
 	find $(CLIENT)/from -name '*.so' -delete
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	$(BIN)/python $(PIP_INSTALL:install=wheel) --no-deps \
 		--wheel-dir $(CLIENT) $(CLIENT)/from
 	rm -rf $(CLIENT)/from
 
@@ -331,12 +331,16 @@ clean:
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
-	@echo "creating $(VENV) with $(PYTHON)"
+	@echo "installing the service, this once: half a minute to a minute on two cores, more on a slow disk"
+	@echo "1 of 3: creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -c '$(QUIET_INTERRUPT); import venv; venv.main(["$(VENV)"])'
 
 $(VENV)/.installed: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the service into $(VENV), and compiling its kernels"
-	@BUILD_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python $(PIP_INSTALL) --editable .
+	@echo "2 of 3: installing what the service depends on into $(VENV)"
+	@$(BIN)/python .ci/listed.py pyproject.toml project.dependencies > $(VENV)/service.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/service.in
+	@echo "3 of 3: installing the service, and compiling its kernels"
+	@BUILD_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python $(PIP_INSTALL) --no-deps --editable .
 	@touch $@
 
 # Beside the service: installing it once more with an extra would compile all of it once more.
