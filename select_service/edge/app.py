@@ -137,7 +137,8 @@ def create_application(
 
         return Metrics(service, traffic, settings, reloading)
 
-    document = OpenApiDocument(settings.overload_status_code)
+    authority = None if service.security is None else service.security.authority
+    document = OpenApiDocument(settings.overload_status_code, with_tokens=authority is not None)
     guard = BodyGuard(settings.body_limits)
     reloading.followers.append(lambda settings: guard.follow(settings.body_limits))
     api = Api(
@@ -158,7 +159,6 @@ def create_application(
             grafana_url=settings.console_grafana_url,
         )
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
-    authority = None if service.security is None else service.security.authority
     if authority is not None:
         authority.on_change(functools.partial(_name_tenants, service, authority))
         _name_tenants(service, authority)

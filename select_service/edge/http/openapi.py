@@ -117,6 +117,21 @@ _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
 _INSIDE: Final = ("type", "types", "item_type", "item_types", "key_type", "value_type")
 """Where `msgspec.inspect` keeps the types within another."""
 
+_ABOUT: Final = """\
+Decides which LLM inference worker serves a request: the one that costs least, given what each has
+cached and how much it has to do.
+
+To try it, register a worker with `POST /workers`, then send a prompt to `POST /select`: *Try it
+out* sends the example, or what you make of it, to this instance. `POST /select_and_reserve` also
+books the worker, until `DELETE /reservations/{reservation_id}` says that the request has ended.
+`GET /decisions` tells why each worker was chosen.
+
+Bodies and answers may be msgpack instead of JSON: bodies say so in `Content-Type`, answers are
+asked for in `Accept`, as `application/msgpack`, `application/x-msgpack` or
+`application/vnd.msgpack`. Integers are up to 64 bits wide: worker ids and token counts are
+unsigned, hashes may be written signed or unsigned. A float is never an integer. A key that comes
+twice in an object is refused.
+"""
 _HOME: Final = "https://github.com/select-service/select-service"
 _EVERYWHERE: Final = {500: "An error of this service."}
 _WITH_PARAMS: Final = {400: "The path cannot be read."}
@@ -134,6 +149,11 @@ _WITH_CHANGES: Final = {
 _WITH_TOKENS: Final = {
     401: "A token is needed, or the one shown is not known.",
     403: "The token does not allow this.",
+}
+_TOKEN: Final = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "One of `--token-file`; `x-scope` says what it must allow.",
 }
 _TEXTS: Final = {
     404: "No such worker, rank, reservation, lease, decision or tenant.",
@@ -196,9 +216,14 @@ class Problem(msgspec.Struct):
     decision: Decision | msgspec.UnsetType = msgspec.UNSET
 
 
-def describe(overload_status: int = 503) -> bytes:
-    """Render the document of a service whose refusals for load have this status."""
-    making = describing(overload_status)
+def describe(overload_status: int = 503, *, with_tokens: bool = True) -> bytes:
+    """Render the document of a service whose refusals for load have this status.
+
+    Args:
+        overload_status: what it answers under load.
+        with_tokens: whether it asks for tokens (`--token-file`).
+    """
+    making = describing(overload_status, with_tokens=with_tokens)
     while True:
         try:
             next(making)
@@ -207,7 +232,9 @@ def describe(overload_status: int = 503) -> bytes:
             return document
 
 
-def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
+def describing(
+    overload_status: int = 503, *, with_tokens: bool = True
+) -> Generator[None, None, bytes]:
     """Like `describe`, in steps of a type or a route; 30 ms in total, a few per step at most."""
     described = [
         kind
@@ -238,7 +265,10 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
     paths: dict[str, dict[str, object]] = {}
     for topic, routes in TOPICS.items():
         for route in routes:
-            operation = _operation(route, _tag(topic), schema_of, overload_status)
+            operation = _operation(route, _tag(topic), schema_of)
+            texts = _statuses(route, overload_status, with_tokens=with_tokens)
+            operation["responses"] = _responses(route, schema_of, texts, overload_status)
+            operation |= _security(route) if with_tokens else {}
             paths.setdefault(route.pattern, {})[route.method.lower()] = operation
             yield
     return orjson.dumps(
@@ -247,12 +277,7 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
             "info": {
                 "title": "select-service",
                 "version": __version__,
-                "description": "Decides which LLM inference worker serves a request. Integers are"
-                " up to 64 bits wide: worker ids and token counts are unsigned, hashes may be"
-                " written signed or unsigned. A float is never an integer. A key that comes twice"
-                " in an object is refused. Bodies and answers may be msgpack instead of JSON:"
-                " bodies say so in Content-Type, answers are asked for in Accept, under the name"
-                " application/msgpack, application/x-msgpack or application/vnd.msgpack.",
+                "description": _ABOUT,
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
                 "contact": {"name": "select-service", "url": _HOME},
             },
@@ -261,13 +286,7 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
             "paths": paths,
             "components": {
                 "schemas": components,
-                "securitySchemes": {
-                    "token": {
-                        "type": "http",
-                        "scheme": "bearer",
-                        "description": "With `--token-file`; `x-scope` says what it must allow.",
-                    }
-                },
+                "securitySchemes": {"token": _TOKEN} if with_tokens else {},
             },
         }
     )
@@ -337,9 +356,7 @@ def _bound(schema: object) -> None:
             _bound(part)
 
 
-def _operation(
-    route: Route[Handler], tag: str, schema_of: dict[str, Any], overload_status: int
-) -> dict[str, object]:
+def _operation(route: Route[Handler], tag: str, schema_of: dict[str, Any]) -> dict[str, Any]:
     words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
     if route.method == "GET" and route.pattern.endswith("}"):  # distinguishes it from the list
         words.append("one")
@@ -348,20 +365,21 @@ def _operation(
         "summary": route.summary,
         "description": route.description,
         "operationId": "_".join(word for word in words if word),
-        "responses": _responses(route, schema_of, overload_status),
     }
     parameters = [_parameter(name, "path") for name in _PARAM.findall(route.pattern)]
     parameters += [_parameter(name, "query") for name in route.query]
     if parameters:
         operation["parameters"] = parameters
-    if route.scope != OPEN:
-        operation |= {"security": [{}, {"token": []}], "x-scope": route.scope}
     if route.takes is not None:
         note = _PACKED if issubclass(route.takes, _PROMPTS) else ""
         content = _in_both_forms(_taken(route, schema_of), note)
         content["application/json"]["example"] = _EXAMPLES.get(route.name) or _example(route.takes)
         operation["requestBody"] = {"required": not route.body_optional, "content": content}
     return operation
+
+
+def _security(route: Route[Handler]) -> dict[str, object]:
+    return {} if route.scope == OPEN else {"security": [{"token": []}], "x-scope": route.scope}
 
 
 def _example(kind: type[msgspec.Struct]) -> dict[str, object]:
@@ -411,11 +429,8 @@ def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, dict[str, Any
     return {"application/json": {"schema": schema}, "application/msgpack": {"schema": packed}}
 
 
-def _responses(
-    route: Route[Handler], schema_of: dict[str, Any], overload_status: int
-) -> dict[str, object]:
-    problem = _in_both_forms(schema_of[repr(Problem)], "")
-    content = _content(route, schema_of)
+def _statuses(route: Route[Handler], overload_status: int, *, with_tokens: bool) -> dict[int, str]:
+    """Return what each status of a refusal means."""
     texts = dict(_EVERYWHERE)
     if "{" in route.pattern:
         texts |= _WITH_PARAMS
@@ -426,18 +441,25 @@ def _responses(
     texts |= {status: _TEXTS[status] for status in route.refusals}
     if route.changes:
         texts |= _WITH_CHANGES
-    is_gated = route.takes in _GATED
-    if is_gated:
+    if route.takes in _GATED:
         texts.setdefault(overload_status, _OF_LOAD)
-    if route.scope != OPEN or route.pattern == "/ready":  # whose `verbose` is not for everybody
+    if with_tokens and (route.scope != OPEN or route.pattern == "/ready"):  # for its `verbose`
         texts |= _WITH_TOKENS
     if route.scope != OPEN and not route.of_process:  # for tokens bound to other tenants
         texts.setdefault(404, _TEXTS[404])
+    return texts
+
+
+def _responses(
+    route: Route[Handler], schema_of: dict[str, Any], texts: dict[int, str], overload_status: int
+) -> dict[str, object]:
+    problem = _in_both_forms(schema_of[repr(Problem)], "")
+    content = _content(route, schema_of)
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
     }
-    for status in {503, overload_status} if is_gated else {503} & texts.keys():
+    for status in {503, overload_status} if route.takes in _GATED else {503} & texts.keys():
         again = {"description": "Seconds until it may help.", "schema": {"type": "integer"}}
         responses[str(status)] = {
             "description": texts[status],

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class OpenApiDocument:
-    """The document of a service whose refusals for load have this status."""
+    """The document of a service; see `openapi.describe`."""
 
-    _made: ClassVar[dict[int, bytes]] = {}  # shared: documents differ only in the status
+    _made: ClassVar[dict[tuple[int, bool], bytes]] = {}  # shared, by all that documents differ in
 
-    def __init__(self, overload_status: int) -> None:
-        self._overload_status = overload_status
+    def __init__(self, overload_status: int, *, with_tokens: bool) -> None:
+        self._key = (overload_status, with_tokens)
         self._steps: Iterator[None] | None = None
 
     def steps(self) -> Iterator[None]:
@@ -29,7 +29,7 @@ class OpenApiDocument:
         Raises:
             OSError: its modules cannot be read now, for lack of descriptors.
         """
-        while self._overload_status not in self._made:
+        while self._key not in self._made:
             if self._steps is None:
                 self._steps = self._make()
             try:
@@ -49,9 +49,10 @@ class OpenApiDocument:
         for _ in self.steps():
             await slices.yield_if_due()
         self._steps = None
-        return self._made[self._overload_status]
+        return self._made[self._key]
 
     def _make(self) -> Iterator[None]:
         from select_service.edge.http.openapi import describing  # see `lazy_imports.py`
 
-        self._made[self._overload_status] = yield from describing(self._overload_status)
+        overload_status, with_tokens = self._key
+        self._made[self._key] = yield from describing(overload_status, with_tokens=with_tokens)

@@ -103,12 +103,12 @@ async def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.Monk
     async with listening() as (port, _, _):
         await until(lambda: bool(OpenApiDocument._made))
         answer = await asyncio.to_thread(exchange, port, "GET", "/openapi.json")
-        assert answer.raw == OpenApiDocument._made[503] == describe(503)
+        assert answer.raw == OpenApiDocument._made[503, False] == describe(with_tokens=False)
 
 
 def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenApiDocument, "_made", {})
-    document = OpenApiDocument(529)
+    document = OpenApiDocument(529, with_tokens=True)
     steps = document.steps()
     for _ in range(10):
         next(steps)
@@ -121,7 +121,7 @@ async def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.M
     """The first to ask, in the first seconds, held the loop for 30 ms."""
     monkeypatch.setattr(OpenApiDocument, "_made", {})
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
-    document, turns = OpenApiDocument(503), 0
+    document, turns = OpenApiDocument(503, with_tokens=True), 0
     both = [asyncio.ensure_future(document.text()) for _ in range(2)]
     while not all(one.done() for one in both):
         await asyncio.sleep(0)
@@ -136,12 +136,12 @@ def test_a_document_that_could_not_be_made_is_made_later(
 ) -> None:
     """After a MemoryError who asked next turned for ever, and the loop with them."""
 
-    def describing(_: int) -> Iterator[None]:
+    def describing(_: int, *, with_tokens: bool) -> Iterator[None]:
         yield
         raise error
 
     monkeypatch.setattr(OpenApiDocument, "_made", {})
-    document = OpenApiDocument(503)
+    document = OpenApiDocument(503, with_tokens=True)
     with monkeypatch.context() as without:
         without.setattr("select_service.edge.http.openapi.describing", describing)
         for _ in range(2):

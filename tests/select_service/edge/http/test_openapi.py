@@ -71,6 +71,28 @@ def test_the_status_of_refusals_for_load_is_in_it() -> None:
             assert usual == DOCUMENT["paths"][path][method]["responses"].keys()
 
 
+def test_tokens_are_in_it_where_the_service_asks_for_them() -> None:
+    """Swagger UI drew padlocks at operations that were open to everybody."""
+    document = json.loads(describe(with_tokens=False))
+    _is_openapi(document)
+    assert "security" not in json.dumps(document).replace("securitySchemes", "")
+    assert document["components"]["securitySchemes"] == {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            guarded = DOCUMENT["paths"][path][method]
+            refused = guarded["responses"].keys() - operation["responses"].keys()
+            assert refused == ({"401", "403"} if "401" in guarded["responses"] else set())
+            assert guarded.get("security") in ([{"token": []}], None)
+            assert ("security" in guarded) == ("x-scope" in guarded)
+
+
+def test_it_opens_with_what_the_service_does() -> None:
+    first, second = DOCUMENT["info"]["description"].split("\n\n")[:2]
+    assert first.startswith("Decides which LLM inference worker serves a request")
+    for method, path in re.findall(r"`(GET|POST|DELETE) (/\S+)`", second):
+        assert method.lower() in DOCUMENT["paths"][path]
+
+
 def test_64_bit_ranges_are_in_it() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     assert schemas["WorkerSpec"]["properties"]["worker_id"]["maximum"] == 2**64 - 1
@@ -99,6 +121,13 @@ def test_both_forms_are_in_it() -> None:
             }
             only = fixed and status == "200"
             assert ("application/msgpack" in response["content"]) == (not only)
+
+
+@run_by(in_process)
+async def test_a_service_without_tokens_serves_the_document_without(
+    client: httpx.AsyncClient,
+) -> None:
+    assert (await client.get("/openapi.json")).content == describe(with_tokens=False)
 
 
 @run_by(in_process)
