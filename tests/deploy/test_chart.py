@@ -126,7 +126,10 @@ def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
         ),
         ("mode=sidecar,sidecar.listen=loopback", "asks http://localhost:8092"),
         ("mode=sidecar,sidecar.listen=loopback,tls.secretName=c", "asks https://localhost:8092"),
-        ("mode=sidecar,tls.secretName=c", "curl -s --insecure 'https://localhost:8093/ready"),
+        (
+            "mode=sidecar,tls.secretName=c",
+            "curl -sw '\\n' --insecure 'https://localhost:8093/ready",
+        ),
     ],
 )
 def test_notes(values: str, wanted: str) -> None:

@@ -111,9 +111,9 @@ def _exchange(command: str, output: list[str]) -> Exchange:
         elif word == "-d":
             method = "POST" if method == "GET" else method
             body = words.pop(0).encode()
-        elif word == "-D":
+        elif word in ("-D", "-sw"):
             words.pop(0)
-        elif word != "-s":
+        else:
             if word.startswith("-") or url:
                 raise ValueError(f"unknown word {word!r} in: {command}")
             url = word
