@@ -30,7 +30,7 @@ AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 """Of this machine, where the registries' are: pip in the image knows no other."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-TIMEOUT_S = 800
+TIMEOUT_S = 1500
 
 
 class ToolFailed(Exception):

@@ -22,7 +22,7 @@ from tests.live.ports import free_port
 from tests.live.server import Server
 from tests.wait import PATIENCE_S, block_until
 
-pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
 NAME = COMPOSE["select-service"]["image"]

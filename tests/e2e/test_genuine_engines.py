@@ -23,7 +23,7 @@ from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.live.ports import HOST, free_base, is_free
 from tests.models.engine_truth import RankTruth
 
-pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 SCRIPT = Path(__file__).with_name("genuine_publisher.py")
 GOLDEN = Path(__file__).parents[1] / "golden" / "events"
