@@ -74,10 +74,17 @@ def test_a_gateway_is_a_page_of_code() -> None:
 def test_planner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plan.py"])
+    runpy.run_path(str(EXAMPLES / "planner/plan.py"))
+    assert [*tmp_path.iterdir()] == [], "nothing is left behind"
+    brief = capsys.readouterr().out
     folder = tmp_path / "profile"
     monkeypatch.setattr(sys, "argv", ["plan.py", str(folder)])
     runpy.run_path(str(EXAMPLES / "planner/plan.py"))
-    _, _, _, *rows, _, _, _, last = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    assert shown.partition("The profile is in")[0] == brief.partition("To keep")[0]
+    _, _, _, *rows, _, _, _, last = shown.splitlines()
     plans = {name: list(map(int, row)) for name, row in _columns(rows)}
     assert list(plans) == ["chats", "documents", "agents"]
     (chats, documents, agents) = plans.values()

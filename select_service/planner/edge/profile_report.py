@@ -72,7 +72,7 @@ def html(profile: Profile, name: str, command_line: str = "") -> str:
     ]
     rows = [[one] for one in findings(profile) or ["nothing: it is monotone"]]
     return page(
-        f"Profile {name}",
+        f"Engine measurements in {name}",
         [
             *(f"<p>{escape(text)}</p>" for text in measured(profile)),
             table(["repaired"], rows),
