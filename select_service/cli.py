@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import gc
 import os
+import shlex
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -151,7 +152,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
     parser = service_parser(by_subject="--help-all" in argv)
     known, strange = parser.parse_known_args(argv)
     if strange:
-        parser.error(_what_is(strange[0]))
+        parser.error(_what_is(strange, argv))
     given = vars(known)
     warnings: list[str] = []
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -174,17 +175,22 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
     return settings, layers
 
 
-def _what_is(strange: str) -> str:
-    """Say that nobody knows an argument, and what may have been meant."""
+def _what_is(strange: list[str], argv: Sequence[str]) -> str:
+    """Say that nobody knows the first of these arguments, and what may have been meant."""
+    command = next((one for one in strange if one in _COMMANDS), None)
+    if command is not None:
+        others = list(argv)
+        others.remove(command)
+        return f"a command comes first: {shlex.join(['select-service', command, *others])}"
     from difflib import get_close_matches  # a service that starts needs none
 
-    name = strange.partition("=")[0]
+    name = strange[0].partition("=")[0]
     near = get_close_matches(name, [*(flag.name for flag in FLAGS), *_COMMANDS], n=1)
     if near:
         meant = f" (is {near[0]} meant?)"
     else:
         meant = "" if name.startswith("-") else f" (commands: {', '.join(_COMMANDS)})"
-    return f"unknown argument: {strange}{meant}"
+    return f"unknown argument: {strange[0]}{meant}"
 
 
 def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:

@@ -171,10 +171,14 @@ class _Brief(argparse.HelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """Name what is required: the other flags would bury it, and the error behind it."""
+        """Name what is required: the other flags would bury it, and the error behind it.
+
+        Flags come behind the command that they belong to.
+        """
         flags = argparse.Action([], "", metavar="[FLAG ...]")
         required = [one for one in actions if one.required or not one.option_strings]
-        super().add_usage(usage, [flags, *required], [], prefix)
+        has_commands = any(one.nargs == argparse.PARSER for one in required)
+        super().add_usage(usage, required if has_commands else [flags, *required], [], prefix)
 
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)

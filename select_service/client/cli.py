@@ -267,10 +267,10 @@ def add_commands(commands: Commands) -> None:
         "explain",
         _explain,
         "Lists the last decisions, or explains one: what each rank would have cost, and why. "
-        "A cost and its terms are in KV blocks: less is better.",
+        "A cost and its terms are in KV blocks: less is better; --help-all says what each is.",
         "select-service explain\nselect-service explain 5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11",
     )
-    explain.epilog = f"{explain.epilog}\n\n{text_output.legend()}"
+    explain.list_seldom_used(text_output.legend())
     explain.add_argument("id", nargs="?", help="The id of a selection, reservation or decision.")
     explain.add_argument(
         "--limit", type=int, default=20, help="How many decisions are listed. Default: %(default)s."

@@ -351,7 +351,7 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     state_dir: Annotated[
         Path | None,
         file("DIR").common(),
-        "directory for the history that survives, and for the lock",
+        "directory for the lock, and for history that survives",
     ] = None
     host: Annotated[
         str, text("ADDRESS"), "address to listen on; 0.0.0.0: all, of IPv4 and IPv6"

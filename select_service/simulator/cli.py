@@ -30,6 +30,7 @@ from select_service.simulator.command_options import (
     RunOptions,
     SweepOptions,
     add_options,
+    admission_policies,
 )
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.measured_points import BadResult
@@ -92,6 +93,7 @@ def _add_policies(commands: _Commands) -> None:
         examples="select-sim admit --policy token-bucket --config '{\"capacity\": 5}' "
         "< arrivals.jsonl",
     )
+    admit.epilog = f"{admit.epilog}\n\n{admission_policies()}"
     add_flags(admit, SECTIONS["admit"])
     admit.set_defaults(execute=_admit)
     queue = commands.add_parser(
@@ -137,7 +139,7 @@ def _add_runs(commands: _Commands) -> None:
         "of workloads, until nine of ten requests are just in time by --slo-ttft and --slo-itl. "
         "With --find workers, it looks for the number of workers at the load given.",
         examples="select-sim capacity --trace conversation.jsonl --slo-ttft 2 --slo-itl 0.025\n"
-        "select-sim capacity --find workers --workload agents,rate=8,requests=1000 --slo-ttft 1",
+        "select-sim capacity --find workers --workload agents,rate=8 --slo-ttft 1",
     )
     add_options(capacity, CapacityOptions)
     capacity.set_defaults(execute=capacity_command.execute)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from select_service.core.admission.policies import NAMES
+from select_service.core.admission.policies import KEYS, KEYS_OF_ALL, MEANINGS, NAMES
 from select_service.settings.command_line import add_flags
 from select_service.settings.row import flags_of
 from select_service.settings.value_types import (
@@ -32,7 +32,8 @@ from select_service.simulator.settings import (
     changed,
     decoded,
 )
-from select_service.standard_output import CommandParser
+from select_service.simulator.settings import MEANINGS as POLICY_MEANINGS
+from select_service.standard_output import CommandParser, definitions
 
 SEEDS_MAX: Final = 10_000
 """Runs of each policy: intervals would not get visibly narrower."""
@@ -68,7 +69,8 @@ class LoadedOptions(RunsOptions, frozen=True, kw_only=True):
 _POLICIES = Annotated[
     str,
     text("NAME,...").common(),
-    f"all, or some of {', '.join(POLICIES)}; the service's default is {PEER}",
+    f"all, or some of {', '.join(POLICIES)}; the service's default is {PEER}; "
+    "--help-all says what each decides by",
 ]
 
 
@@ -85,7 +87,7 @@ class CapacityOptions(RunsOptions, frozen=True, kw_only=True):
     find: Annotated[
         str,
         choice("load", "workers").common(),
-        "the highest load that keeps the targets, or the fewest workers that carry this load",
+        "the highest load within the targets, or the fewest workers",
     ] = "load"
     share: Annotated[float, between(0.0, 1.0, "SHARE"), "of the requests that must be in time"] = (
         0.9
@@ -153,7 +155,11 @@ class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
         str, choice(*NAMES, metavar="NAME"), f"admission policy that decides: {', '.join(NAMES)}"
     ]
     config: Annotated[
-        str, text("JSON"), "configuration of the policy, whose keys deploy/docs/admission.md lists"
+        str,
+        text("JSON"),
+        "JSON object of those keys of the policy that differ from their defaults, e.g. "
+        '{"capacity": 100, "refill_rate": 10} for token-bucket; deploy/docs/admission.md has the '
+        "defaults",
     ] = "{}"
     json: Annotated[
         bool, switch(), "print JSON lines: the only format there is, and the default"
@@ -163,7 +169,12 @@ class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 class QueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The queue that `queue` carries operations out on."""
 
-    config: Annotated[str, text("JSON"), "settings of the queue"] = "{}"
+    config: Annotated[
+        str,
+        text("JSON"),
+        'settings of the queue, e.g. {"max_depth": 100, "fairness": "round-robin"}; '
+        "deploy/docs/admission.md lists them",
+    ] = "{}"
 
 
 TRACE: Final = tuple(
@@ -185,9 +196,20 @@ SECTIONS: Final = {
 _OF_TRACE: Final = "trace."
 
 
+def admission_policies() -> str:
+    """Return what each admission policy does, and the keys of its configuration."""
+    told = {name: f"{meaning}{_keys('; keys: ', KEYS[name])}" for name, meaning in MEANINGS.items()}
+    return definitions("policies", {**told, "all": _keys("keys: ", KEYS_OF_ALL)})
+
+
+def _keys(begin: str, keys: frozenset[str]) -> str:
+    return begin + ", ".join(sorted(keys)) if keys else ""
+
+
 def add_options(parser: CommandParser, options: type[RunsOptions]) -> None:
     """Add the flags of a command that makes runs."""
-    parser.list_seldom_used()
+    names_policies = "policy" in options.__struct_fields__
+    parser.list_seldom_used(definitions("policies", POLICY_MEANINGS) if names_policies else "")
     add_flags(parser, flags_of(options, inherited=True), brief=True)
     trace, simulated = map(parser.add_argument_group, ("requests of a trace", "what is simulated"))
     add_flags(trace, TRACE, within=_OF_TRACE, brief=True)

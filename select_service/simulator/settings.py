@@ -51,7 +51,15 @@ ROUTERS: Final[dict[str, type[Counting]]] = {
 }
 """The policies that are not of the core, by the names they have of themselves."""
 
-POLICIES: Final = (*DEFAULTS, DYNAMO_AGENTIC, *ROUTERS)
+MEANINGS: Final = {
+    FIRST_TOKEN: "when first tokens come, also those of requests behind",
+    PEER: "blocks to compute and in use; the service's default",
+    DYNAMO_AGENTIC: "kv-cost with the weights of Dynamo's agentic preset",
+    **{name: kind.meaning for name, kind in ROUTERS.items()},
+}
+"""What each policy decides by, by its name."""
+
+POLICIES: Final = tuple(MEANINGS)
 """Of the first two, the one that `weights` name has these weights, and the admission control and
 the sessions of the settings; the other has its defaults."""
 
@@ -419,7 +427,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     slo_ttft_s: Annotated[
         float | None,
         between(0.0, math.inf, "S").called("--slo-ttft").common(),
-        "target, in seconds, for the first token of requests that have none of their own",
+        "target for first tokens; a request's own comes first",
     ] = None
     slo_itl_s: Annotated[
         float | None,

@@ -29,7 +29,7 @@ from select_service.standard_output import CommandParser
 from select_service.types import TrustSettings
 from select_service.version import __version__
 
-WIDTH, SCREEN = 80, 40
+WIDTH, SCREEN = 80, 39  # the next prompt has a line, too
 """Lines of a terminal of usual size."""
 
 SUBPARSERS = argparse._SubParsersAction
@@ -103,6 +103,24 @@ def test_what_may_have_been_meant(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.parse(["--zzz"], {})
     assert capsys.readouterr().err.endswith("unknown argument: --zzz\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--url http://x:1 doctor", "doctor --url http://x:1"),
+        ("--uds 's o' workers --json", "workers --uds 's o' --json"),
+        ("--port 9000 demo", "demo --port 9000"),
+    ],
+)
+def test_a_command_behind_its_flags_is_told_where_it_belongs(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--url` is none of the service's flags: it was answered with `--uds`."""
+    with pytest.raises(SystemExit):
+        cli.parse(shlex.split(typed), {})
+    told = capsys.readouterr().err
+    assert told.endswith(f"error: a command comes first: select-service {meant}\n")
 
 
 @pytest.fixture
@@ -235,6 +253,7 @@ def test_a_command_that_there_is_none_of_is_told_with_what_there_is(
     with pytest.raises(SystemExit):
         parser.parse_args(["repaly"])
     assert "'repaly' is none of replay, sweep (is replay meant?)" in capsys.readouterr().err
+    assert parser.format_usage() == "usage: a COMMAND ...\n", "flags are the command's"
     for words in (["--help-all"], ["sweep", "--help-all"]):
         with pytest.raises(SystemExit) as ended:
             parser.parse_args(words)

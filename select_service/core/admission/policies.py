@@ -42,17 +42,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NAMES: Final = (
-    "always-admit",
-    "token-bucket",
-    "reject-all",
-    "tier-shed",
-    "gaie-legacy",
-    "slo-shed",
-)
+MEANINGS: Final[Mapping[str, str]] = {
+    "always-admit": "refuses nothing",
+    "token-bucket": "refuses prompts that are longer than what is left of an allowance, which "
+    "refills by the second",
+    "reject-all": "refuses everything",
+    "tier-shed": "refuses classes of low priority while an instance has more work than a threshold",
+    "gaie-legacy": "refuses sheddable classes while queues or KV caches are full on average",
+    "slo-shed": "lets requests wait by class and tenant, and refuses early what would be late",
+}
+"""What each policy does, by its name."""
+NAMES: Final = tuple(MEANINGS)
 DEFAULT_SEATS_PER_INSTANCE: Final = 256
 
-_EVERY: Final = frozenset({"slo_priorities", "tenant_budgets", "seats_per_instance"})
+KEYS_OF_ALL: Final = frozenset({"slo_priorities", "tenant_budgets", "seats_per_instance"})
 _SLO_SHED: Final = frozenset(SloShedSettings.__struct_fields__) - {
     "targets_s",
     "default_target_s",
@@ -65,7 +68,7 @@ KEYS: Final[Mapping[str, frozenset[str]]] = {
     "gaie-legacy": frozenset({"queue_depth", "kv_utilization"}),
     "slo-shed": _SLO_SHED,
 }
-"""The keys of each policy, beside those that all policies have."""
+"""The keys of each policy, beside KEYS_OF_ALL."""
 _ALIASES: Final = {
     "tier_shed_threshold": "threshold",
     "tier_shed_min_priority": "min_priority",
@@ -158,7 +161,7 @@ def read_config(name: str, config: Mapping[str, object]) -> dict[str, object]:
     }
     if len(own) < len(config):
         raise ValueError(f"{name}: the same key under two names")
-    checked(own, KEYS[name] | _EVERY, name)
+    checked(own, KEYS[name] | KEYS_OF_ALL, name)
     return own
 
 

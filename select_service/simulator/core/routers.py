@@ -95,10 +95,12 @@ class Counting:
 
     Attributes:
         name: The policy's, in `--policy` and in results.
+        meaning: What it decides by, in some words.
         now: The time of the request that is placed.
     """
 
     name: ClassVar[str] = ""
+    meaning: ClassVar[str] = ""
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         """Know no workers yet.
@@ -222,6 +224,7 @@ class RoundRobinRouter(Counting):
     """Chooses workers in turn."""
 
     name = "round-robin"
+    meaning = "the workers in turn"
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)
@@ -241,6 +244,7 @@ class RandomChoice(Counting):
     """Chooses a random worker."""
 
     name = "random"
+    meaning = "any worker"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
@@ -251,6 +255,7 @@ class LeastLoaded(Counting):
     """Chooses the worker with the fewest requests; ties are random."""
 
     name = "least-loaded"
+    meaning = "the worker with the fewest requests"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
@@ -261,6 +266,7 @@ class PowerOfTwo(Counting):
     """Chooses the less loaded of two random workers."""
 
     name = "power-of-two"
+    meaning = "the less loaded of two random workers"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
@@ -281,6 +287,7 @@ class PrefixAffinity(Counting):
     """
 
     name = "prefix-affinity"
+    meaning = "always the same worker for a session, or for the first blocks"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from select_service.core.admission.policies import KEYS, KEYS_OF_ALL
+from select_service.core.admission.policies import MEANINGS as ADMISSION
 from select_service.simulator.cli import main
+from select_service.simulator.settings import MEANINGS as PLACEMENT
 from tests.select_service.core.admission.golden import SIMULATOR, TRACE
 
 
@@ -217,3 +220,21 @@ def test_a_reader_that_leaves_is_no_crash() -> None:
         process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meanings"),
+    [(["admit", "--help"], ADMISSION), (["run", "--help-all"], PLACEMENT)],
+    ids=["admission", "placement"],
+)
+def test_the_help_says_what_each_policy_does(
+    words: list[str], meanings: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    told = " ".join(capsys.readouterr().out.partition("\npolicies:")[2].split())
+    for name, meaning in meanings.items():
+        assert meaning
+        assert f" {name} {meaning}" in f" {told}"
+    if words[0] == "admit":
+        assert all(key in told for key in KEYS_OF_ALL.union(*KEYS.values()))

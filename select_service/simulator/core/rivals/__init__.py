@@ -1,6 +1,6 @@
 """Policies of other systems, to compare with: one file each, from their published description.
 
-A new one is a class with a `name` in a file of its own, and a word in `RIVALS`.
+A new one is a class with a `name` and a `meaning` in a file of its own, and a word in `RIVALS`.
 """
 
 from typing import Final

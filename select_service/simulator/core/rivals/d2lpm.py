@@ -32,6 +32,7 @@ class D2Lpm(CacheAware):
     """See the module."""
 
     name = "d2lpm"
+    meaning = "the longest cached prefix where the tenant has credit left"
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)

@@ -32,6 +32,7 @@ class LlmD(CacheAware):
     """See the module."""
 
     name = "llm-d"
+    meaning = "llm-d's scorers: cached prefix 3, queue 2, KV use 2"
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)

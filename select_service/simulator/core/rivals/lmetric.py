@@ -20,6 +20,7 @@ class LMetric(CacheAware):
     """See the module."""
 
     name = "lmetric"
+    meaning = "prompt tokens to compute, times the requests there"
 
     @override
     def choose(self, ids: list[int], request: ClientRequest) -> int:

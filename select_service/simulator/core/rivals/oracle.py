@@ -37,6 +37,7 @@ class OracleRouter(Counting):
     """See the module."""
 
     name = "oracle"
+    meaning = "knows every engine and the length of answers, as no router can"
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)
@@ -70,3 +71,4 @@ class BoundRouter(OracleRouter):
     """See the module; `runs.cluster` gives its engines the common cache."""
 
     name = "bound"
+    meaning = "the same, with one common cache for all workers"

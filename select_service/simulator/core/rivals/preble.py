@@ -31,6 +31,7 @@ class PrebleE2(CacheAware):
     """See the module."""
 
     name = "preble-e2"
+    meaning = "a long cached prefix, else the least computing time"
 
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)

@@ -27,6 +27,7 @@ class SglangCacheAware(CacheAware):
     """See the module."""
 
     name = "sglang-cache-aware"
+    meaning = "its own tree of placements, or the shortest queue"
     always_estimates = True
 
     @override
