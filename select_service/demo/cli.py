@@ -204,12 +204,11 @@ async def _show(args: argparse.Namespace, url: str, token: str | None) -> int:
     view = PlainView(lambda line: print(line, flush=True)) if plain else LiveTable(console)
     snapshot = FleetPicture()
     async with asyncio.TaskGroup() as group:
-        with view:
-            drawing = group.create_task(_draw(session, view, snapshot))
-            try:
-                summary = await session.run()
-            finally:
-                drawing.cancel()
+        drawing = group.create_task(_draw(session, view, snapshot))
+        try:
+            summary = await session.run()
+        finally:
+            drawing.cancel()
     if args.snapshot is not None:
         snapshot.save(args.snapshot)
     print("\n".join(summary.lines()))
@@ -217,8 +216,10 @@ async def _show(args: argparse.Namespace, url: str, token: str | None) -> int:
 
 
 async def _draw(session: DemoSession, view: LiveTable | PlainView, snapshot: FleetPicture) -> None:
-    while True:
-        board = session.board()
-        view.show(board)
-        snapshot.show(board)
-        await asyncio.sleep(view.interval_s)
+    await session.registered.wait()  # nothing before that: an error is the first line
+    with view:
+        while True:
+            board = session.board()
+            view.show(board)
+            snapshot.show(board)
+            await asyncio.sleep(view.interval_s)

@@ -128,7 +128,11 @@ class DemoSettings:
 
 
 class DemoSession:
-    """One run of the demo, which cannot be repeated."""
+    """One run of the demo, which cannot be repeated.
+
+    Attributes:
+        registered: set once the service knows the engines.
+    """
 
     def __init__(self, settings: DemoSettings, client: SelectorClient | None = None) -> None:
         self.settings = settings
@@ -142,6 +146,7 @@ class DemoSession:
         self._client = client or SelectorClient(
             settings.url, model_name=settings.model_name, token=settings.token
         )
+        self.registered = asyncio.Event()
         self._stop = asyncio.Event()
         self._restart_due = asyncio.Event()
         self._registered: list[int] = []
@@ -160,6 +165,7 @@ class DemoSession:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(worker.run()) for worker in self.workers.values()]
                 await self._register()
+                self.registered.set()
                 background.append(group.create_task(self._watch_loads()))
                 background.append(group.create_task(self._restart_engines()))
                 await self._traffic()

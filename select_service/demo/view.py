@@ -86,8 +86,8 @@ class LiveTable:
 
 _LEGEND: Final = (
     "wN: worker N; load: tokens to prefill (t) and KV blocks in use by requests (b); "
-    "held: blocks in its cache, of how many; hit: prompt tokens found there, and as the service "
-    "predicted"
+    "held: blocks in its cache, of how many; hit: share of prompt tokens found there (and what the "
+    "service predicted)"
 )
 
 
@@ -112,7 +112,7 @@ class PlainView:
             f"w{row.worker_id}{'' if row.up else ' down'}"
             f" load={_number(row.prefill_tokens)}t/{_number(row.decode_blocks)}b"
             f" held={row.blocks_held}/{row.blocks_capacity}"
-            f" hit={row.hit_rate_actual:.0%}(said {row.hit_rate_predicted:.0%})"
+            f" hit={row.hit_rate_actual:.0%}(predicted {row.hit_rate_predicted:.0%})"
             for row in board.rows
         )
         self._write(

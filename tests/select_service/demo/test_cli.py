@@ -36,10 +36,11 @@ def test_the_demo_succeeds_against_the_service(capsys: pytest.CaptureFixture[str
 
 def test_without_a_service_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert main(["demo", "--requests", "1", "--url", url]) == 1
-    told = capsys.readouterr().err
-    assert "demo:" in told
-    assert "Is it running?" in told
+    assert main(["demo", "--requests", "1", "--plain", "--url", url]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "", "no legend of a table that there is none of"
+    assert "demo:" in shown.err
+    assert "Is it running?" in shown.err
 
 
 @pytest.mark.e2e
