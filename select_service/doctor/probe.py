@@ -22,7 +22,8 @@ ENDPOINTS_MAX: Final = 4096
 TRIED_AT_ONCE: Final = 64
 
 _NO_HOST: Final = ".invalid"
-"""Reserved for names that never resolve (RFC 6761)."""
+"""Names in it never resolve (RFC 6761): workers without such a port say so by one, as the engines
+of `select-service demo` do."""
 
 
 def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]:
@@ -37,11 +38,6 @@ def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]
                 targets.setdefault(address, _subject(worker, endpoint))
 
     def why_not(address: tuple[str, int]) -> str | None:
-        if address[0].endswith(_NO_HOST):
-            return (
-                f"names in {_NO_HOST} never resolve; this worker has no HTTP endpoint, as no "
-                "simulated engine of `select-service demo` has one"
-            )
         try:
             socket.create_connection(address, timeout_s).close()
         except OSError as error:
@@ -83,13 +79,15 @@ def _endpoints(worker: ReachableWorker) -> Iterator[str]:
 
 
 def _address(endpoint: str) -> tuple[str, int] | None:
-    """Return host and port; None if the endpoint is opaque, as a worker's may be."""
+    """Return host and port; None if the endpoint is opaque, as a worker's may be, or nowhere."""
     try:
         parts = urlsplit(endpoint)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return None
     if parts.scheme not in {"tcp", "http", "https"} or not parts.hostname or port is None:
+        return None
+    if parts.hostname.endswith(_NO_HOST):
         return None
     return parts.hostname, port
 
