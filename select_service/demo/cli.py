@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from select_service.client.transport import read_address
-from select_service.demo.client import SelectorRefused
+from select_service.demo.client import MODEL, SelectorClient, SelectorRefused
+from select_service.demo.left_over import remove_left_over
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
 from select_service.simulator.results import expect_writable
 from select_service.standard_output import complain, parse_command
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FOREIGN_FIRST_WORKER_ID = 990_001  # distinct from the workers of a running service
 _RESTART_EVERY = 600  # half a minute: less often than what the doctor warns of
+_ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a supervisor, or a terminal that is closed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +57,7 @@ def add_commands(commands: Commands) -> None:
         help="Shows the service at work, with simulated engines and traffic.",
         description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
         "front of a service of its own or of one that runs (--url). Ends with an audit. Exit "
-        "codes: 0 it passed, 1 it did not.",
+        "codes: 0 it passed, 1 it did not, 143 or 129 SIGTERM or SIGHUP ended it without one.",
         examples="select-service demo --requests 200 --plain\n"
         "select-service demo --url http://localhost:8092 --engines 2",
     )
@@ -144,13 +146,50 @@ def _restart_every(args: argparse.Namespace) -> int | None:
 
 
 async def _run(args: argparse.Namespace, token: str | None) -> int:
+    signals = _cancelled_by_signals()
     try:
         async with _service(args.url) as url:
+            if args.url is not None:
+                await _make_room(url, token)
             return await _show(args, url, token)
     except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
         for error in _leaves(group):
             complain(f"demo: {str(error) or type(error).__name__}")
-    return 1
+    except* asyncio.CancelledError:
+        if not signals:
+            raise
+    return 128 + signals[0] if signals else 1
+
+
+def _cancelled_by_signals() -> list[int]:
+    """Let signals end the run in order: no worker stays registered, and no service runs on.
+
+    Returns:
+        Those that came.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    came: list[int] = []
+
+    def ended(number: int) -> None:
+        came.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in _ENDED_BY:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, ended, number)
+    return came
+
+
+async def _make_room(url: str, token: str | None) -> None:
+    client = SelectorClient(url, model_name=MODEL, token=token)
+    try:
+        left = await remove_left_over(client)
+    finally:
+        await client.close()
+    if left:
+        workers = ", ".join(map(str, left))
+        complain(f"demo: removed the workers that a demo which was killed left there: {workers}")
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:

@@ -22,6 +22,7 @@ from select_service.client import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MODEL = "demo"  # what the demo's workers serve
 _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
 
@@ -109,9 +110,16 @@ class SelectorClient:
         """Free a finished request's reservation."""
         await self._call("DELETE", f"/reservations/{quote(reservation_id)}")
 
+    async def workers(self) -> list[dict[str, Any]]:
+        """The records of this model's workers, from GET /workers."""
+        records: list[dict[str, Any]] = await self._call(
+            "GET", f"/workers?model_name={quote(self.model_name)}"
+        )
+        return records
+
     async def draining(self) -> set[int]:
-        """Return the workers of this model that are draining, from GET /workers."""
-        records = await self._call("GET", f"/workers?model_name={quote(self.model_name)}")
+        """Return the workers of this model that are draining."""
+        records = await self.workers()
         return {one["worker_id"] for one in records if one["lifecycle"] == "draining"}
 
     async def loads(self) -> list[dict[str, Any]]:

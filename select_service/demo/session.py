@@ -14,8 +14,9 @@ from itertools import cycle
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from select_service.demo.client import SelectorClient, SelectorRefused
+from select_service.demo.client import MODEL, SelectorClient, SelectorRefused
 from select_service.demo.engine import DemoJob
+from select_service.demo.left_over import engine_endpoint
 from select_service.demo.stats import DecisionLine, DemoStats, Summary, WorkerTally, percentile
 from select_service.demo.view import Board, BoardRow
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
@@ -121,7 +122,7 @@ class DemoSettings:
     restart_every: int | None = None  # requests between two restarts; None: never
     restart_down_s: float = 0.7
     settle_timeout_s: float = 5.0  # for the last events to reach the index
-    model_name: str = "demo"
+    model_name: str = MODEL
     first_worker_id: int = 1
     engine: EngineShape = field(default_factory=EngineShape)
     chat: ChatShape = field(default_factory=ChatShape)
@@ -324,7 +325,7 @@ class DemoSession:
             lifecycle = await self._client.register(
                 {
                     "worker_id": worker.worker_id,
-                    "endpoint": f"http://engine-{worker.worker_id}.invalid:8000",
+                    "endpoint": engine_endpoint(worker.worker_id),
                     "block_size": shape.block_size,
                     "kv_events_endpoint": worker.kv_events_endpoint,
                     "replay_endpoint": worker.replay_endpoint,

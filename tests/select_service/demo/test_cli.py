@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +20,9 @@ from select_service.demo.service_process import ServiceDidNotStart, ServiceProce
 from select_service.demo.view import PlainView
 from select_service.edge.security.tokens import new_token
 from tests.live.server import Server
+from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from select_service.demo.view import Board
 
 
@@ -121,6 +123,56 @@ def test_ctrl_c_ends_an_endless_run_with_its_summary(capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     assert status == 0, output
     assert "restarts       0" in output
+
+
+def _demo(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "select_service", "demo", "--plain", "--engines", "2", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _until_busy(demo: subprocess.Popen[str]) -> None:
+    assert demo.stdout is not None
+    assert any(re.search(r" [1-9]\d*/\d+ done", line) for line in demo.stdout), "it has ended"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """A supervisor ends it, or its terminal is closed."""
+    with Server(tmp_path / "log") as server:
+        with _demo("--url", f"http://127.0.0.1:{server.port}") as demo:
+            _until_busy(demo)
+            demo.send_signal(number)
+            _, said = demo.communicate(timeout=PATIENCE_S)
+        assert (demo.returncode, said) == (128 + number, "")
+        assert server.request("GET", "/workers").json == []
+
+
+@pytest.mark.e2e
+def test_a_service_of_its_own_ends_with_a_demo_that_is_ended() -> None:
+    with _demo() as demo:
+        _until_busy(demo)
+        (service,) = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        demo.terminate()
+        demo.communicate(timeout=PATIENCE_S)
+    assert not Path(f"/proc/{service}").exists()
+
+
+@pytest.mark.e2e
+def test_a_demo_takes_out_what_a_killed_one_left_and_starts_beside_no_other(tmp_path: Path) -> None:
+    with Server(tmp_path / "log") as server:
+        flags = ("--url", f"http://127.0.0.1:{server.port}")
+        with _demo(*flags, "--rate", "100") as killed:
+            _until_busy(killed)
+            with _demo(*flags) as second:
+                _, said = second.communicate(timeout=PATIENCE_S)
+            assert second.returncode == 1
+            assert "another demo runs at this service" in said
+            killed.kill()
+        with _demo(*flags, "--requests", "10", "--restart-every", "0") as third:
+            told, said = third.communicate(timeout=PATIENCE_S)
+        assert "killed left there: 990001, 990002" in said
+        assert "load           back to zero" in told, told
 
 
 def test_a_service_that_cannot_start_shows_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
