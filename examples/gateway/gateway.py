@@ -130,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     arguments.service = arguments.service or ["http://localhost:8092"]
     try:
-        asyncio.run(serve(arguments))
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended by then
+            asyncio.run(serve(arguments))
     except MissingPackage as error:
         parser.error(str(error))
 

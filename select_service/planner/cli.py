@@ -11,7 +11,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -39,6 +39,22 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _INTERRUPTED = 130
+_TERMS: Final = {
+    "prefill_engines": "engines that are needed, before rounding up",
+    "prefill_service_s": "seconds that an engine computes for a prompt",
+    "prefill_rho": "share of the time that so many engines compute",
+    "prefill_rate": "requests per second",
+    "decode_engines": "engines that are needed, before rounding up",
+    "decode_corrected_itl": "ms between two tokens that are aimed at",
+    "decode_rate": "requests per second",
+    "decode_concurrency": "requests that decode at the same time, on all engines",
+    "pred_prefill_thpt": "tokens of prompts per second that come",
+    "prefill_thpt_per_gpu": "tokens of prompts per second that a GPU computes",
+    "corrected_itl": "ms between two tokens that are aimed at",
+    "decode_thpt_per_gpu": "tokens of answers per second that a GPU makes",
+    "pred_decode_thpt": "tokens of answers per second that are asked for",
+}
+"""What the terms of a plan mean, of both modes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,15 +174,17 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _plain(answer: dict[str, object], question: PlanSettings) -> str:
-    told = [f"{name}: {value}" for name, value in answer.items() if name != "intermediate"]
-    lines = [*_in_words(answer, question), *told]
+    lines = _in_words(answer, question)
+    lines += [f"{name}: {answer[name]}" for name in ("error", "message", "gpus") if name in answer]
     terms = answer["intermediate"]
     assert isinstance(terms, dict), "both modes make one"
-    for name, value in terms.items():
-        lines.append(
-            f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}"
-        )
-    return "\n".join(lines)
+    rows = [
+        (name, f"{value:.4g}" if isinstance(value, float) else str(value), _TERMS[name])
+        for name, value in terms.items()
+    ]
+    names, numbers = (max((len(row[n]) for row in rows), default=0) for n in (0, 1))
+    table = [f"  {name:{names}}  {number:{numbers}}  {what}" for name, number, what in rows]
+    return "\n".join([*lines, *table])
 
 
 def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
@@ -177,15 +195,14 @@ def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
     targets = f"a TTFT of {question.ttft:g} ms and an ITL of {question.itl:g} ms"
     if question.attainment is not None:
         targets += f" for {100 * question.attainment:g} % of requests"
-    for why in ("infeasible", "short_of_gpus"):
-        if pools := answer.get(why):
-            assert isinstance(pools, list)
-            few = "no number of engines" if why == "infeasible" else "a larger --max-gpu-budget"
-            verb = "keeps the target" if why == "infeasible" else "is needed"
-            return [
-                f"Does not keep {targets}: {few} {verb} for {' and '.join(map(str, pools))}; the "
-                f"plan is {engines}."
-            ]
+    for why, remedy in (
+        ("infeasible", "{}, however many engines there are"),
+        ("short_of_gpus", "a larger --max-gpu-budget is needed for {}"),
+    ):
+        if told := answer.get(why):
+            assert isinstance(told, list), "one for each role"
+            because = remedy.format(" and ".join(map(str, told)))
+            return [f"Does not keep {targets}: {because}; the plan is {engines}."]
     return [f"{engines} keep {targets}."]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +17,8 @@ from select_service.demo.openai_engine import OpenAIEngine, prompt_of
 from select_service.demo.worker import EngineShape
 from select_service.edge.driver.driver import Driver
 from select_service.gateway import Gateway
+from tests.live.ports import free_port
+from tests.readme.document import README
 from tests.select_service.edge.serving import HOST, listening
 from tests.select_service.gateway.stage import PATIENT, served
 from tests.wait import PATIENCE_S, until
@@ -37,6 +42,17 @@ def test_a_port_that_is_none_is_a_usage_error(
     with pytest.raises(SystemExit, match="2"):
         module.main(["--port", port])
     assert f"--port: invalid port value: '{port}'" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    file = str(README.parent / "examples/gateway/gateway.py")
+    command = (sys.executable, file, "--port", str(free_port()))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stderr is not None
+        assert any("Uvicorn running on" in line for line in gateway.stderr), "it has ended"
+        gateway.send_signal(signal.SIGINT)
+        _, told = gateway.communicate(timeout=PATIENCE_S)
+    assert (gateway.returncode, "Traceback" in told) == (0, False), told
 
 
 @pytest.mark.heavy

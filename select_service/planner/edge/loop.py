@@ -35,6 +35,8 @@ DECISIONS_MAX: Final = 200
 """Decisions kept for /decisions: ten hours of three-minute intervals with changes."""
 UNCOUNTED_REPORTED: Final = 12
 """Looks in a row without arrivals that are reported: a minute of them is no failed scrape."""
+UNCOUNTED_AT_START: Final = 3
+"""The same before any were counted: the address may be wrong. The first look only begins."""
 RENEW_S: Final = 5.0
 """Renewal interval of the lease during a decision: a hundred models take half a minute."""
 _log = logging.getLogger("select_planner")
@@ -127,6 +129,7 @@ class Loop:
         self._read_back: set[PoolKey] = set()  # pools whose requested count was read back since
         self._would: list[str] = []
         self._uncounted: Counter[ModelKey] = Counter()  # looks in a row without arrivals
+        self._counted: set[ModelKey] = set()  # models whose arrivals were ever counted
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -213,13 +216,16 @@ class Loop:
     def _report_uncounted(self) -> None:
         """Log once that arrivals of a model are not counted, and that they are again."""
         for model, load in self.loads.items():
+            patience = UNCOUNTED_REPORTED if model in self._counted else UNCOUNTED_AT_START
             if isinstance(load.arrived, Missing):
                 self._uncounted[model] += 1
-                if self._uncounted[model] == UNCOUNTED_REPORTED:
+                if self._uncounted[model] == patience:
                     why = load.arrived.why
                     _log.warning("%s: the fast loop counts no arrivals: %s", model, why)
-            elif self._uncounted.pop(model, 0) >= UNCOUNTED_REPORTED:
+                continue
+            if self._uncounted.pop(model, 0) >= patience:
                 _log.info("%s: the fast loop counts arrivals again", model)
+            self._counted.add(model)
 
     def _changed_by_others(self) -> list[str]:
         """Return which pools' requested counts were changed by others, once per change.

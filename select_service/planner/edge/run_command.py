@@ -150,11 +150,25 @@ async def _run(settings: RunSettings) -> None:
     try:
         listeners = _listeners(settings.host, settings.port)
         try:
+            logging.getLogger("select_planner").info("%s", _begins(settings, listeners))
             await _until_ended(loop, server, listeners)
         finally:
             close_all(listeners)
     finally:
         await loop.close()
+    logging.getLogger("select_planner").info("stopped")
+
+
+def _begins(settings: RunSettings, listeners: list[socket.socket]) -> str:
+    """Return what comes next and when: nothing is to be seen until the first interval is over."""
+    port = listeners[0].getsockname()[1]
+    said = f"listening on {settings.host} port {port}"
+    said += f"; the first plan comes in {settings.adjustment_interval:g} s"
+    if settings.fast_s is not None:
+        said += f", and the load is looked at every {settings.fast_s:g} s"
+    if settings.connector == "dry-run":
+        said += "; --connector dry-run changes nothing, it only says what it would do"
+    return said
 
 
 def _listeners(host: str, port: int) -> list[socket.socket]:

@@ -142,9 +142,25 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert "the minima need 2 GPUs, 1 are allowed" in error
     code, text, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo")
-    assert "num_p: 4" in text
+    assert "\ngpus: " in text
+    assert "  prefill_rho           0.8984   share of the time that so many engines compute" in text
     assert text.startswith("4 prefill and ")
     assert " keep a TTFT of " in text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "because"),
+    [
+        (("--ttft", 1), "ms on an idle engine, the TTFT target is 1 ms, however many engines"),
+        (("--max-gpu-budget", 2), "a larger --max-gpu-budget is needed for prefill"),
+    ],
+)
+def test_a_plan_that_keeps_no_target_says_why(
+    flags: tuple[str, int], because: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demand = ("--num-req", 3000, "--isl", 3000, "--osl", 150, "--profile-results-dir", PROFILE)
+    _, text, _ = asked(capsys, "plan", *demand, *flags, "--mode", "slo")
+    assert because in text.splitlines()[0]
 
 
 @pytest.mark.parametrize(

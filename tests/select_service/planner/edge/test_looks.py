@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from select_service.planner.edge.loop import UNCOUNTED_REPORTED, Loop
+from select_service.planner.edge.loop import UNCOUNTED_AT_START, UNCOUNTED_REPORTED, Loop
 from select_service.planner.edge.planner_metrics import PlannerMetrics
 from select_service.planner.types import IDLE, Load, Missing, Value
 from tests.select_service.planner.edge.loops import Told, loop_of
@@ -50,11 +50,12 @@ def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureF
     loop = loop_of(source=source)
 
     async def use() -> None:
-        source.load = Load(arrived=Missing("no series"))
-        for _ in range(UNCOUNTED_REPORTED - 1):  # as at a start, and while Prometheus restarts
+        for looks in (UNCOUNTED_AT_START - 1, UNCOUNTED_REPORTED - 1):
+            source.load = Load(arrived=Missing("no series"))
+            for _ in range(looks):  # as at a start, and while Prometheus restarts
+                await loop.fast()
+            source.load = Load(arrived=IDLE, seconds=5.0)
             await loop.fast()
-        source.load = Load(arrived=IDLE, seconds=5.0)
-        await loop.fast()
         assert not caplog.messages
         source.load = Load(arrived=Missing("no series"))
         for _ in range(3 * UNCOUNTED_REPORTED):
@@ -67,3 +68,20 @@ def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureF
 
     with caplog.at_level(logging.INFO, "select_planner"):
         run(use())
+
+
+def test_an_address_that_was_wrong_from_the_start_is_reported_sooner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = Told()
+    loop = loop_of(source=source)
+
+    async def use() -> None:
+        source.load = Load(arrived=Missing("http://s: nobody answers"))
+        for _ in range(UNCOUNTED_AT_START):
+            await loop.fast()
+        assert caplog.messages == [
+            "m: the fast loop counts no arrivals: http://s: nobody answers",
+        ]
+
+    run(use())

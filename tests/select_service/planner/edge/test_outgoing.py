@@ -448,6 +448,8 @@ def test_a_planner_shows_no_secret_to_anybody(how: str, leaky: str, tmp_path: Pa
         process.terminate()
         process.wait()
     text = log.read_text()
+    assert f"listening on localhost port {port}; the first plan comes in 0.2 s" in text
+    assert text.endswith("stopped\n")
     assert SECRET not in text
     assert base64.b64encode(f"me:{SECRET}".encode()).decode() not in text + shown
     state = "".join(one.read_text() for one in tmp_path.glob("planner*"))
