@@ -1,4 +1,7 @@
-"""Built with a C compiler, the package has its kernels anywhere; without one it works."""
+"""Built with a C compiler, the package has its kernels anywhere; without one it works.
+
+The wheel is installed with what it depends on, as `pip install` does it, and serves.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from tests.live.server import Server
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "indexer", "select_service")
@@ -83,15 +88,16 @@ def test_a_wheel_brings_the_kernels_to_where_no_compiler_is(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     python = str(venv / "bin/python")
     subprocess.run(
-        [*PIP, "--python", python, "install", "--no-deps", str(wheel)],
-        env=CLEAN | NO_COMPILER,
-        check=True,
+        [*PIP, "--python", python, "install", str(wheel)], env=CLEAN | NO_COMPILER, check=True
     )
-    others = Path(sysconfig.get_paths()["purelib"])  # what it depends on
-    where, *report = _report(python, tmp_path, others)
+    where, *report = _report(python, tmp_path, venv)
     assert Path(str(where)).is_relative_to(venv)
     assert report == [dict.fromkeys(KERNELS, True), []]
     assert next(venv.rglob("console/static/index.html")).is_file(), "the console is part of it"
+    command = [str(venv / "bin/select-service")]
+    with Server(tmp_path / "log", command, env={"PYTHONPATH": ""}) as server:
+        assert server.request("GET", "/console").status == 200
+    assert f"kernels={len(KERNELS)}/{len(KERNELS)}" in server.log_tail()
 
 
 @pytest.mark.heavy
