@@ -90,9 +90,11 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         register(server, 1, kv_events_endpoint=engine.endpoint)
         page.open("fleet")
         page.until('[data-key="1/0"]', "silent")
+        page.until("[data-card=events] b", "0 of 1 heard")
         told = time.time() - 300
         publish(engine, 0, list(range(64)), 100, told)
         page.until('[data-key="1/0"]', "current")
+        page.until("[data-card=events] b", "in order")
         row = page.rows("fleet")["1/0"]
         assert (row["Cached blocks"], row["Gaps · lost"]) == ("4", "0 · 0")
         assert row["Last event"].startswith("5 min")

@@ -167,7 +167,9 @@ export class Fleet {
     const used = uses.reduce((sum, use) => sum + use.used, 0);
     const total = uses.reduce((sum, use) => sum + use.total, 0);
     const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
-    const silent = seated.filter(({ rank }) => rank.kv_state !== "none" && isUnheard(rank)).length; // in trouble or not
+    const streams = seated.filter(({ rank }) => rank.kv_state !== "none");
+    const silent = streams.filter(({ rank }) => isUnheard(rank)).length; // in trouble or not
+    const heard = silent ? `${count(streams.length - silent)} of ${count(streams.length)} heard` : streams.length ? "in order" : NONE;
     const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
     const card = (name, title, value, note, tone) => h("div", { class: "card", role: "listitem", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
@@ -177,7 +179,7 @@ export class Fleet {
       card("prefill", "Prefill booked", count(sum("prefill_tokens")), "tokens to compute"),
       card("kv", "KV blocks in use", total ? percent(used / total) : count(sum("decode_blocks")), total ? `${count(used)} of ${count(total)}` : "capacity not told", total && used / total > 0.9 ? "warn" : null),
       card("cached", "Blocks in the index", count(sum("cached_blocks")), "on all ranks and tiers"),
-      card("events", "Event streams", !seated.length ? NONE : troubled ? `${count(troubled)} in trouble` : "in order", silent ? `${count(silent)} silent so far` : seated.length ? "none silent" : "none", troubled ? "bad" : null),
+      card("events", "Event streams", troubled ? `${count(troubled)} in trouble` : heard, silent ? `${count(silent)} silent so far` : streams.length ? "none silent" : "none", troubled ? "bad" : null),
     );
   }
 }
