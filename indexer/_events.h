@@ -70,7 +70,7 @@ typedef struct {
     const uint8_t *colours;           /* the extra keys, from the first that is not nil */
     size_t colours_from;              /* the block of that key */
     int is_salted;                    /* whether a previous key set the salt */
-    size_t nested[KV_SKIP_DEPTH_MAX + 1];  /* values left to skip, level by level */
+    uint64_t nested[KV_SKIP_DEPTH_MAX + 1];  /* values left to skip, level by level */
     int depth;
 } kv_batch;
 
@@ -227,21 +227,6 @@ static int kv_skip_head(kv_reader *r, size_t *inner) {
     return 1;
 }
 
-/* Skip a value, or part of it: `depth` is below 0 when done. */
-static int kv_skip(kv_reader *r, kv_batch *b, size_t *fuel) {
-    while (b->depth >= 0 && *fuel) {
-        if (!b->nested[b->depth]) { b->depth--; continue; }
-        size_t inner;
-        if (!kv_skip_head(r, &inner)) return 0;
-        --*fuel;
-        b->nested[b->depth]--;
-        if (!inner) continue;
-        if (b->depth == KV_SKIP_DEPTH_MAX) return 0;
-        b->nested[++b->depth] = inner;
-    }
-    return 1;
-}
-
 /* Skip an extension, whose content is unknown. */
 static int kv_skip_extension(kv_reader *r) {
     if (r->at >= r->end) return 0;
@@ -258,14 +243,17 @@ static int kv_skip_extension(kv_reader *r) {
     return 1;
 }
 
-/* Skip values, level by level: `left` has the remaining number, `depth` is the innermost level. */
-static inline int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel) {
+/* Skip values, level by level: `left` has the remaining number, `depth` is the innermost level, below
+ * 0 when done. */
+static inline int kv_walk(
+    kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t *fuel, int may_extend
+) {
     while (*depth >= 0) {
         if (!left[*depth]) { --*depth; continue; }
-        if (!fuel) return KV_MORE;
+        if (!*fuel) return KV_MORE;
         size_t inner;
-        if (!kv_skip_head(r, &inner) && !kv_skip_extension(r)) return KV_REFUSED;
-        fuel--;
+        if (!kv_skip_head(r, &inner) && !(may_extend && kv_skip_extension(r))) return KV_REFUSED;
+        --*fuel;
         left[*depth]--;
         if (!inner) continue;
         if (*depth + 1 == depth_max) return KV_REFUSED;
@@ -474,11 +462,11 @@ static int kv_medium(kv_reader *r, kv_event *e) {
     return 0;
 }
 
-static int kv_group(kv_reader *r, kv_event *e) {
-    uint64_t group;
+static int kv_natural_or_nil(kv_reader *r, uint64_t most, int64_t *value) {
+    uint64_t read;
     if (kv_nil(r)) return 1;
-    if (!kv_natural(r, UINT32_MAX, &group)) return 0;
-    e->group = (int64_t)group;
+    if (!kv_natural(r, most, &read)) return 0;
+    *value = (int64_t)read;
     return 1;
 }
 
@@ -490,14 +478,6 @@ static int kv_attention(kv_reader *r, kv_event *e) {
         || KV_IS(kind->at, kind->bytes, "mla_attention")
         || KV_IS(kind->at, kind->bytes, "sink_full_attention");
     e->attention = is_main ? KV_ATTENTION_MAIN : KV_ATTENTION_OTHER;
-    return 1;
-}
-
-static int kv_window(kv_reader *r, kv_event *e) {
-    uint64_t tokens;
-    if (kv_nil(r)) return 1;
-    if (!kv_natural(r, INT32_MAX, &tokens)) return 0;
-    e->window = (int64_t)tokens;
     return 1;
 }
 
@@ -600,9 +580,9 @@ static int kv_value(kv_reader *r, kv_batch *b, int field) {
     case KV_MEDIUM: return kv_medium(r, e);
     case KV_LORA: return kv_lora_name(r, e, b->form);
     case KV_SALT: return kv_salt(r, e);
-    case KV_GROUP: return kv_group(r, e);
+    case KV_GROUP: return kv_natural_or_nil(r, UINT32_MAX, &e->group);
     case KV_ATTENTION: return kv_attention(r, e);
-    case KV_WINDOW: return kv_window(r, e);
+    case KV_WINDOW: return kv_natural_or_nil(r, INT32_MAX, &e->window);
     case KV_LOCALITY: return kv_locality(r, e);
     case KV_MM_KEYS: case KV_MM_INFOS: return kv_empty_list(r);
     case 0:
@@ -617,7 +597,7 @@ static int kv_value(kv_reader *r, kv_batch *b, int field) {
 /* Continue with the list of a field, or with the value to skip. */
 static int kv_go_on_inside(kv_reader *r, kv_batch *b, size_t *fuel) {
     if (b->field == KV_SKIP) {
-        if (!kv_skip(r, b, fuel)) return 0;
+        if (!kv_walk(r, b->nested, &b->depth, KV_SKIP_DEPTH_MAX + 1, fuel, 0)) return 0;
         if (b->depth < 0) b->field = 0;
         return 1;
     }

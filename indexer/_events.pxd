@@ -33,11 +33,14 @@ cdef extern from "_events.h" nogil:
     ctypedef struct kv_reader:
         const uint8_t *at
         const uint8_t *end
+    uint64_t kv_big_endian(const uint8_t *p, int bytes)
     int kv_begin(kv_batch *b, kv_reader *r)
     int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel)
     int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max)
     void kv_trim(kv_batch *b)
-    int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel)
+    int kv_walk(
+        kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t *fuel, int may_extend
+    )
 
 
 cdef inline str ascii_text(kv_ascii *said):

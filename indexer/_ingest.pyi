@@ -1,11 +1,12 @@
 from collections import deque
 
-from indexer._run import Run
 from indexer.core.stream import EventStream
 
 ABI: int
 
-class Feeder(Run):
+class Feeder:
+    is_torn: bool
+    def __init__(self, stream: EventStream) -> None: ...
     @staticmethod
     def suits(stream: EventStream) -> bool: ...
     def take(self, inbox: deque[list[bytes]], now: float) -> None: ...

@@ -9,19 +9,15 @@ to them before changing anything. `_wire.pyx` decodes the messages.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains, PyDict_Size
 from cpython.list cimport PyList_GET_SIZE
-from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from cpython cimport array
 from indexer._events cimport (
-    KV_ARRAY, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER, KV_CLEARED, KV_MAP, KV_STORED, ascii_text, kv_ascii, kv_batch, kv_event,
+    KV_ARRAY, KV_ATTENTION_MAIN, KV_ATTENTION_NONE, KV_ATTENTION_OTHER, KV_CLEARED, KV_MAP, KV_STORED,
+    ascii_text, kv_ascii, kv_batch, kv_big_endian, kv_event,
 )
 from indexer._names cimport NameMap
-from indexer._node cimport (
-    N_ALIASES, N_CHILDREN, N_EDGE, N_FULL, N_LOWER, N_MEMBERS, N_NAMESPACE, N_ORPHANED, N_PARENT,
-    N_PARTIAL, N_PATTERNS, SLOT, find_slots, is_same, slot_put,
-)
-from indexer._run cimport Run
 from indexer._wire cimport Scratch
 
 from xxhash import xxh3_64_intdigest
@@ -34,10 +30,10 @@ from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BLOCKS_MAX, EDGE_BYTES_MAX, Coverage, Node, all_ones
 from indexer.core.progress import END_MARKER
 from indexer.core.radix_tree import RadixTree
-from indexer.core.writer import COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
+from indexer.core.writer import APPLIED, COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Namespace, Tier
 
-ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
@@ -51,15 +47,12 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     void *PyUnicode_DATA(object text)
 
-cdef extern from *:
-    """
-    static unsigned long long read_u64_big(const char *p) {
-        unsigned long long value = 0;
-        for (int i = 0; i < 8; i++) value = value << 8 | (unsigned char)p[i];
-        return value;
-    }
-    """
-    uint64_t read_u64_big(const char *data) nogil
+cdef extern from "_node.h":
+    Py_ssize_t N_ALIASES, N_CHILDREN, N_EDGE, N_FULL, N_LOWER
+    Py_ssize_t N_MEMBERS, N_NAMESPACE, N_ORPHANED, N_PARENT, N_PARTIAL, N_PATTERNS
+    const char *node_slots(PyObject *node, PyObject *coverage)
+    PyObject *SLOT(PyObject *object, Py_ssize_t offset)
+    void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value)
 
 cdef enum:
     HASH = 8  # bytes
@@ -83,7 +76,15 @@ cdef long dear = SLICE_BLOCKS // 16  # cost, in blocks, of an event that Python 
 
 if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or EDGE_BYTES_MAX != SLICE * HASH:
     raise ImportError("compiled for other limits")
-find_slots(Node, Coverage)
+cdef const char *missing = node_slots(<PyObject *>Node, <PyObject *>Coverage)
+if missing != NULL:
+    raise ImportError(f"Node.{missing.decode()} is no slot")
+
+
+cdef inline bint is_same(PyObject *a, object b) except -1:
+    if a == <PyObject *>b:
+        return True
+    return a != NULL and PyObject_RichCompareBool(<object>a, b, Py_EQ)
 
 
 cdef bint _says(kv_ascii *text, str name):
@@ -104,7 +105,7 @@ cdef bytes _joined(PyObject *head, const void *tail, size_t size):
     return whole
 
 
-cdef class Feeder(Run):
+cdef class Feeder:
     """Takes the plain messages of one stream, in runs.
 
     A message is plain if it is the next batch, of the stream's own rank, and nothing else is going
@@ -114,12 +115,40 @@ cdef class Feeder(Run):
     otherwise written at its end, are flushed.
     """
 
+    cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
+    cdef object holder, me, bit, runs, groups, limiting
+    cdef long dear  # extra cost of an event besides its blocks
+    cdef NameMap where
+    cdef list blocks
+    cdef dict waiting
+    cdef array.array digests
+    cdef size_t block_size
+    cdef uint64_t expected, dp_rank
+    cdef bint is_named, is_map, is_grouped, has_many_orphans, is_home  # group 0's references are the plain ones
+    cdef int group0  # 0: does not count, 1: counts, 2: unknown
+    cdef long turn, room
+    cdef public bint is_torn  # an error left a message partly written
     cdef object space  # the last namespace of blocks without a parent
     cdef object seeded  # the namespace to which `seed` belongs
     cdef uint64_t seed
+    # since the last flush
+    cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks, more_blocks
+    cdef long more_held[4]  # per tier
+    cdef double last_ts
 
     def __init__(self, stream):
-        Run.__init__(self, stream)
+        self.stream = stream
+        self.index = stream._index
+        self.cursor = stream.cursor
+        self.writer = stream._writer
+        self.decoder = stream._decoder
+        self.tallies = stream.tallies
+        self.rank = stream.rank
+        self.backlog = stream.backlog
+        self.turn = stream._limits.blocks_per_turn
+        self.tree = self.index.tree
+        self.block_size = self.index.block_size
+        self.dp_rank = self.rank.dp_rank
         self.space = self.seeded = BASE_NAMESPACE
         self.seed = base_seed
 
@@ -177,7 +206,7 @@ cdef class Feeder(Run):
             return -1
         if PyBytes_GET_SIZE(sequence) != 8:
             return -1
-        if read_u64_big(PyBytes_AS_STRING(sequence)) != self.expected or self.expected == 0:
+        if kv_big_endian(<uint8_t *>PyBytes_AS_STRING(sequence), 8) != self.expected or self.expected == 0:
             return -1
         if self.expected == end_marker:
             return -1  # it is no number, and none follows it
@@ -196,11 +225,7 @@ cdef class Feeder(Run):
         for k in range(read.event_count):
             e = &read.events[k]
             if e.names > SLICE or cost > 4 * SLICE:
-                self.flush(now)
-                self._note_main()
-                self.stream._begin(scratch.events(k, read.event_count))
-                self.is_torn = False
-                return 0
+                return self._hand_over(k, now)
             if e.kind == KV_CLEARED:
                 done = False
             elif self.is_elsewhere(e):
@@ -210,11 +235,7 @@ cdef class Feeder(Run):
             else:
                 done = self._remove(e)
             if not done and e.kind == KV_STORED and PyDict_Size(self.waiting):
-                self.flush(now)  # it may be the parent of many orphans; healing takes time
-                self._note_main()
-                self.stream._begin(scratch.events(k, read.event_count))
-                self.is_torn = False
-                return 0
+                return self._hand_over(k, now)  # maybe the parent of many orphans: healing takes time
             if not done:
                 self.flush(now)
                 if e.attention == KV_ATTENTION_OTHER:
@@ -230,6 +251,14 @@ cdef class Feeder(Run):
             self.dear = 0
         self.is_torn = False
         return cost
+
+    cdef long _hand_over(self, size_t k, double now) except? -2:
+        """Leave the events from this one on to Python; return 0, the cost that ends the run."""
+        self.flush(now)
+        self._note_main()
+        self.stream._begin(scratch.events(k, read.event_count))
+        self.is_torn = False
+        return 0
 
     cdef int _note_main(self) except -1:
         """Tell Python if events that it may not see name a group of full attention."""
@@ -640,3 +669,161 @@ cdef class Feeder(Run):
             self.where.drop(names[i])
         self.more_held[0] -= same
         return GONE
+
+    # -- the run: cached inputs and deferred counters, written back before Python must see them
+
+    cdef bint load(self) except -1:
+        """Cache the stream's state for a run; False if the stream is not at rest."""
+        stream, writer = self.stream, self.writer
+        if (
+            stream.closed
+            or stream._replay is not None
+            or stream._unread is not None
+            or stream.is_unproven
+            or writer.is_busy
+            or self.backlog
+        ):
+            return False
+        last = self.cursor.last
+        if last is None:
+            return False
+        self.expected = last + 1
+        self.digests = self.cursor._digests
+        self.is_named = self.rank.dp_rank in stream._names
+        self.is_map = self.decoder._form == "map"
+        self.groups = writer._groups
+        self.limiting = writer._limiting
+        is_main = self.groups.get(0)
+        self.holder = self.index._ranks.get(self.rank)
+        if self.holder is None:
+            return False
+        # stores handled here add no orphans, but a store drops some if there are too many
+        self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
+        holder = self.holder
+        self.group0 = 2 if is_main is None else 1 if is_main else 0
+        # a dump may have told what the engine has not: then Python looks
+        self.is_grouped = holder.limiting is not None
+        if self.is_grouped and is_main is None:
+            self.group0 = 0
+        self.room = self.index.budget.room(holder.size)
+        self.bit, self.me = holder.bit, holder.holder_id
+        if type(holder.where) is not NameMap:
+            return False
+        self.where = holder.where
+        self.runs = holder.runs
+        self.blocks = holder.blocks
+        self.waiting = holder.waiting
+        home = holder.home
+        self.is_home = type(home) is int and home == 0
+        return True
+
+    cdef int flush(self, double now) except -1:
+        """Write the deferred counters back."""
+        cdef long blocks = self.more_blocks
+        cdef int tier
+        self.more_blocks = 0
+        for tier in range(4):
+            if self.more_held[tier]:
+                self.blocks[tier] += self.more_held[tier]
+                self.more_held[tier] = 0
+        if blocks:
+            self.tree.blocks += blocks
+        tallies = self.tallies
+        form = "map" if self.is_map else "array"
+        if self.stored_events:
+            tallies.count_event("stored", form, APPLIED, self.stored_events)
+            tallies.blocks_stored += self.stored_blocks
+            self.stored_events = self.stored_blocks = 0
+        if self.removed_events:
+            tallies.count_event("removed", form, APPLIED, self.removed_events)
+            tallies.blocks_removed += self.removed_blocks
+            self.removed_events = self.removed_blocks = 0
+        if self.messages:
+            tallies.messages += self.messages
+            tallies.batches += self.messages
+            self.messages = 0
+            self.cursor.went_on(self.expected - 1)
+            stream = self.stream
+            stream.last_event_at = stream._quiet_since = now
+            stream.last_batch_ts = self.last_ts
+            stream.delivery.note(now, self.last_ts)
+        return 0
+
+    cdef bint is_elsewhere(self, kv_event *e) except -1:
+        """Count an event of a group whose blocks are known not to count (hybrid models)."""
+        if e.group <= 0 and e.attention != KV_ATTENTION_OTHER:
+            return False
+        is_main = self.groups.get(e.group if e.group > 0 else 0)
+        if is_main is None:
+            # kind unknown: only group 0 is main; Python learns the kind from a store that names it
+            if (
+                self.is_grouped
+                or e.group <= 0
+                or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE)
+            ):
+                return False
+        elif is_main or e.attention == KV_ATTENTION_MAIN:
+            return False
+        elif (e.group if e.group > 0 else 0) in self.limiting:
+            return False  # Python keeps its blocks
+        kind = "stored" if e.kind == KV_STORED else "removed"
+        form = "map" if self.is_map else "array"
+        self.tallies.count_event(kind, form, "other_group", e.joined)
+        return True
+
+    cdef bint counts(self, kv_event *e) except -1:
+        """Whether an event concerns the main group, and that group's references are the plain ones."""
+        if e.group > 0 or not e.names or e.attention == KV_ATTENTION_OTHER:
+            return False
+        if self.group0 != 1 and (self.group0 == 0 or e.attention == KV_ATTENTION_MAIN):
+            return False
+        return self.is_home
+
+    cdef bint is_own_leaf(self, PyObject *node, int tier) except -1:
+        """Whether the rank is a leaf's only holder, holds all of it, and on that tier only."""
+        if not (
+            SLOT(node, N_ORPHANED) == Py_False
+            and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
+            and SLOT(node, N_ALIASES) == <PyObject *>None
+            and is_same(SLOT(node, N_MEMBERS), self.bit)
+        ):
+            return False
+        if tier:
+            return self.is_only_on(node, tier)
+        return SLOT(node, N_LOWER) == <PyObject *>None and is_same(SLOT(node, N_FULL), self.bit)
+
+    cdef bint is_only_on(self, PyObject *node, int tier) except -1:
+        """Whether the rank holds all of a node on one lower tier only, given no other holder."""
+        cdef PyObject *lower = SLOT(node, N_LOWER)
+        cdef PyObject *coverage
+        cdef int one
+        if lower == <PyObject *>None:
+            return False
+        for one in range(4):
+            coverage = <PyObject *>(<tuple>lower)[one - 1] if one else node
+            if not is_same(SLOT(coverage, N_FULL), self.bit if one == tier else zero):
+                return False
+            if SLOT(coverage, N_PARTIAL) != <PyObject *>None:
+                return False
+        return True
+
+    cdef bint is_full(self, PyObject *node) except -1:
+        """Whether the rank holds all of a node on the device."""
+        full = <object>SLOT(node, N_FULL)
+        return is_same(<PyObject *>full, self.bit) or bool(PyNumber_And(full, self.bit))
+
+    cdef int note_dust(self, PyObject *node) except -1:
+        """Call `RadixTree.note_dust` if it may have something to note."""
+        cdef PyObject *above = SLOT(node, N_PARENT)
+        cdef size_t edge_bytes = PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE))
+        if (
+            edge_bytes
+            and edge_bytes + <size_t>PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) <= edge_bytes_max
+            and PyDict_Size(<object>SLOT(above, N_CHILDREN)) == 1
+        ):
+            self.tree.note_dust(<object>node)
+        return 0
+
+    cdef int count_stored(self, object outcome) except -1:
+        self.tallies.count_event("stored", "map" if self.is_map else "array", outcome)
+        return 0

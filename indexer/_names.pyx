@@ -26,18 +26,10 @@ from libc.string cimport memcpy
 from array import array
 from os import urandom
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
-cdef extern from *:
-    """
-    /* a macro: compilers would warn that a function which only prefetches has no effect */
-    #if defined(__GNUC__) || defined(__clang__)
-    #define prefetch(at) __builtin_prefetch(at)
-    #else
-    #define prefetch(at) ((void)(at))
-    #endif
-    """
-    void prefetch(const void *at) nogil
+cdef extern from * nogil:
+    void __builtin_prefetch(const void *)
 
 cdef enum:
     CAPACITY_MIN = 8
@@ -61,19 +53,28 @@ cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
     return <uint32_t>(mixed >> 59)
 
 
-cdef bint _pack(object names, Py_buffer *view) except -1:
-    """View names as 64-bit numbers in memory; the caller must release the view."""
-    if type(names) is not list and type(names) is not tuple and PyObject_CheckBuffer(names):
-        try:
-            PyObject_GetBuffer(names, view, PyBUF_ND | PyBUF_FORMAT)
-            # as arrays of 64 bits say
-            if view.ndim == 1 and view.format != NULL and view.format[0] == b"Q":
-                return True
-            PyBuffer_Release(view)
-        except BufferError:  # a view with a stride
-            pass
-    PyObject_GetBuffer(array("Q", names), view, PyBUF_ND | PyBUF_FORMAT)
-    return True
+cdef class Names:
+    """Names as 64-bit numbers in memory."""
+
+    cdef Py_buffer view
+    cdef const uint64_t *at
+    cdef Py_ssize_t count
+
+    def __cinit__(self, names):
+        if type(names) is not list and type(names) is not tuple and PyObject_CheckBuffer(names):
+            try:
+                PyObject_GetBuffer(names, &self.view, PyBUF_ND | PyBUF_FORMAT)
+            except BufferError:  # a view with a stride, which may have left its facts
+                self.view.ndim = 0
+        # as arrays of 64 bits say
+        if self.view.ndim != 1 or self.view.format == NULL or self.view.format[0] != b"Q":
+            PyBuffer_Release(&self.view)
+            PyObject_GetBuffer(array("Q", names), &self.view, PyBUF_ND | PyBUF_FORMAT)
+        self.at = <const uint64_t *>self.view.buf
+        self.count = self.view.len // <Py_ssize_t>sizeof(uint64_t)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
 
 
 cdef bint _resize(Shard *shard, uint32_t capacity, uint64_t secret) except -1:
@@ -230,102 +231,48 @@ cdef class NameMap:
         """Say whether all of these names are filed for a node."""
         return _are_all(self, names, <PyObject *>node)
 
-    def is_run(self, names, parent):
-        """Say whether all names are distinct and none equals the parent, if there is one."""
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef uint64_t *seen = NULL  # 0 marks a free place, so the name 0 is tracked apart
-        cdef uint64_t name, above = 0
-        cdef size_t i, at, count, capacity = 4
-        cdef bint has_parent = parent is not None, has_zero = False, fine = True
-        if has_parent:
-            above = parent
-        _pack(names, &view)
-        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-        while capacity < 2 * count:
-            capacity *= 2
-        seen = <uint64_t *>PyMem_RawCalloc(capacity, sizeof(uint64_t))
-        if seen != NULL:
-            for i in range(count):
-                name = packed[i]
-                at = (_mix(name, self.secret) >> 27) & (capacity - 1)
-                while seen[at] and seen[at] != name:
-                    at = (at + 1) & (capacity - 1)
-                if (has_parent and name == above) or (has_zero if not name else seen[at] != 0):
-                    fine = False
-                    break
-                if name:
-                    seen[at] = name
-                else:
-                    has_zero = True
-        PyBuffer_Release(&view)
-        if seen == NULL:
-            raise MemoryError
-        PyMem_RawFree(seen)
-        return fine
-
     def file(self, names, object node):
         """File names for a node, replacing what they were filed for."""
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef Py_ssize_t i, count
-        _pack(names, &view)
-        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-        try:
-            for i in range(count):
-                if i + AHEAD < count:
-                    prefetch(_place(self, packed[i + AHEAD]))
-                _put(self, packed[i], <PyObject *>node)
-        finally:
-            PyBuffer_Release(&view)
+        cdef Names packed = Names(names)
+        cdef Py_ssize_t i
+        for i in range(packed.count):
+            _fetch(self, packed.at, i + AHEAD, packed.count)
+            _put(self, packed.at[i], <PyObject *>node)
 
     def file_new(self, names, object node):
         """File names for a node if none of them is filed, and none occurs twice.
 
         Returns whether they were filed.
         """
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef Py_ssize_t i, count, done = 0
+        cdef Names packed = Names(names)
+        cdef Py_ssize_t i, done = 0
         cdef bint fits = True
-        _pack(names, &view)
-        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
         try:
-            while done < count and fits:
-                if done + AHEAD < count:
-                    prefetch(_place(self, packed[done + AHEAD]))
-                fits = self.put_new(packed[done], <PyObject *>node)
+            while done < packed.count and fits:
+                _fetch(self, packed.at, done + AHEAD, packed.count)
+                fits = self.put_new(packed.at[done], <PyObject *>node)
                 done += fits
         finally:
-            if done < count:
+            if done < packed.count:
                 for i in range(done):
-                    self.drop(packed[i])
-            PyBuffer_Release(&view)
+                    self.drop(packed.at[i])
         return fits
 
     def drop_all(self, names):
         """Remove names, all of which are filed."""
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef Py_ssize_t i, count
-        _pack(names, &view)
-        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-        try:
-            for i in range(count):
-                if i + AHEAD < count:
-                    prefetch(_place(self, packed[i + AHEAD]))
-                if not self.drop(packed[i]):
-                    raise KeyError(packed[i])
-        finally:
-            PyBuffer_Release(&view)
+        cdef Names packed = Names(names)
+        cdef Py_ssize_t i
+        for i in range(packed.count):
+            _fetch(self, packed.at, i + AHEAD, packed.count)
+            if not self.drop(packed.at[i]):
+                raise KeyError(packed.at[i])
 
     def drop_tail(self, names, Py_ssize_t start, bytes run not None):
         """Remove the names from `start` on that match the end of a run backwards.
 
         All of the run's names are filed, and its first one stays. Returns how many were removed.
         """
-        cdef Py_buffer view
-        cdef const uint64_t *packed
+        cdef Names packed
         cdef const uint64_t *end = <const uint64_t *>PyBytes_AS_STRING(run)
         cdef Py_ssize_t i, most = PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(uint64_t) - 1
         cdef Py_ssize_t count = 0
@@ -333,14 +280,11 @@ cdef class NameMap:
             raise ValueError("positions count from the beginning")
         end += most  # the last one; aligned, because the data of bytes objects is
         most = min(most, <Py_ssize_t>len(names) - start)
-        _pack(names[start:start + most], &view)
-        packed = <const uint64_t *>view.buf
-        while count < most and packed[count] == end[-count]:
+        packed = Names(names[start:start + most])
+        while count < most and packed.at[count] == end[-count]:
             count += 1
-        PyBuffer_Release(&view)
         for i in range(count):
-            if i + AHEAD < count:
-                prefetch(_place(self, end[-i - AHEAD]))
+            _fetch(self, packed.at, i + AHEAD, count)
             if not self.drop(end[-i]):
                 raise KeyError(end[-i])
         return count
@@ -377,26 +321,26 @@ cdef class NameMap:
         return size
 
 
-cdef inline Entry *_place(NameMap where, uint64_t name) noexcept:
-    """Where the search for a name begins; prefetched, because tables are larger than caches."""
-    cdef uint64_t mixed = _mix(name, where.secret)
-    cdef Shard *shard = &where.shards[_shard(mixed)]
-    return &shard.entries[_home(mixed, shard.capacity)]
+cdef inline void _fetch(
+    NameMap where, const uint64_t *names, Py_ssize_t at, Py_ssize_t count
+) noexcept:
+    """Prefetch where the search for a name begins, because tables are larger than caches."""
+    cdef uint64_t mixed
+    cdef Shard *shard
+    if at < count:
+        mixed = _mix(names[at], where.secret)
+        shard = &where.shards[_shard(mixed)]
+        __builtin_prefetch(&shard.entries[_home(mixed, shard.capacity)])
 
 
 cdef bint _are_all(NameMap where, object names, PyObject *node) except -1:
     """Whether all of these names are filed for a node, or with NULL, none of them is filed."""
-    cdef Py_buffer view
-    cdef const uint64_t *packed
-    cdef Py_ssize_t i = 0, count
-    _pack(names, &view)
-    packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-    while i < count and where.find(packed[i]) == node:
-        if i + AHEAD < count:
-            prefetch(_place(where, packed[i + AHEAD]))
+    cdef Names packed = Names(names)
+    cdef Py_ssize_t i = 0
+    while i < packed.count and where.find(packed.at[i]) == node:
+        _fetch(where, packed.at, i + AHEAD, packed.count)
         i += 1
-    PyBuffer_Release(&view)
-    return i == count
+    return i == packed.count
 
 
 cdef bint _put(NameMap where, uint64_t name, PyObject *node) except -1:

@@ -31,17 +31,10 @@ static Py_ssize_t N_ALIASES, N_CHILDREN, N_EDGE, N_FULL, N_LOWER,
 /* NULL, or the name of an attribute that is not a slot. */
 static const char *node_slots(PyObject *node, PyObject *coverage) {
     struct { Py_ssize_t *at; PyObject *owner; const char *name; } slots[] = {
-        {&N_ALIASES, node, "aliases"},
-        {&N_CHILDREN, node, "children"},
-        {&N_EDGE, node, "edge"},
-        {&N_FULL, coverage, "full"},
-        {&N_LOWER, node, "lower"},
-        {&N_MEMBERS, node, "members"},
-        {&N_NAMESPACE, node, "namespace"},
-        {&N_ORPHANED, node, "orphaned"},
-        {&N_PARENT, node, "parent"},
-        {&N_PARTIAL, coverage, "partial"},
-        {&N_PATTERNS, coverage, "patterns"},
+        {&N_ALIASES, node, "aliases"}, {&N_CHILDREN, node, "children"}, {&N_EDGE, node, "edge"},
+        {&N_LOWER, node, "lower"}, {&N_MEMBERS, node, "members"}, {&N_NAMESPACE, node, "namespace"},
+        {&N_ORPHANED, node, "orphaned"}, {&N_PARENT, node, "parent"}, {&N_FULL, coverage, "full"},
+        {&N_PARTIAL, coverage, "partial"}, {&N_PATTERNS, coverage, "patterns"},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].at = slot_of(slots[i].owner, slots[i].name);

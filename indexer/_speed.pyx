@@ -18,19 +18,11 @@ cdef extern from "_xxh3.h" nogil:
     uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
     uint64_t xxh3_16(uint64_t first, uint64_t last, uint64_t len, uint64_t seed)
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
     BASE_SEED = 1337
-
-
-def xxh3_64(bytes data not None, uint64_t seed):
-    """XXH3, 64 bits."""
-    cdef uint8_t derived[XXH3_SECRET_BYTES]
-    xxh3_derive(derived, seed)
-    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
-    return xxh3(at, PyBytes_GET_SIZE(data), seed, derived)
 
 
 def window_hashes(bytes tokens not None, Py_ssize_t stride, Py_ssize_t width, uint64_t seed):

@@ -18,7 +18,6 @@ from indexer._events cimport (
 )
 
 import array as _array
-import sys as _sys
 
 from indexer.core.events import (
     JOINED_BLOCKS_MAX,
@@ -65,8 +64,6 @@ cdef list tiers = sorted(Tier)
 
 if SLICE_BLOCKS != SLICE or NESTING_MAX != NESTING or u32_array.itemsize != 4:
     raise ImportError("compiled for other limits")
-if _sys.byteorder != "little":
-    raise ImportError("compiled for little-endian machines")
 
 
 cdef class Scratch:
@@ -255,7 +252,7 @@ def walk(bytes payload, size_t at, list left, size_t fuel):
         levels[level] = left[level]
     reader.at = <uint8_t *>PyBytes_AS_STRING(payload) + at
     reader.end = <uint8_t *>PyBytes_AS_STRING(payload) + PyBytes_GET_SIZE(payload)
-    state = kv_walk(&reader, levels, &depth, NESTING, fuel)
+    state = kv_walk(&reader, levels, &depth, NESTING, &fuel, True)
     if state == KV_REFUSED:
         raise ValueError("no MessagePack, or less than it says")
     left[:] = [levels[level] for level in range(depth + 1)]

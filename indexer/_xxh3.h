@@ -1,8 +1,8 @@
 /* XXH3, 64 bits, with a seed: written from the public specification (xxHash, doc/xxhash_spec.md).
  *
- * Only what block hashes need: one call, default secret, any length. Plain C that compilers turn
- * into the wide multiplications of the machine; vector units would gain nothing on blocks of 64
- * bytes. The numbers are held to those of the xxhash package by tests/indexer/core/test_speed.py.
+ * Only what block hashes need: one call, default secret, at least 4 bytes, on machines that are
+ * little-endian. Plain C that compilers turn into the wide multiplications of the machine; vector
+ * units would gain nothing on blocks of 64 bytes. The numbers are held to those of the xxhash package by tests/indexer/core/test_speed.py.
  */
 #ifndef INDEXER_XXH3_H
 #define INDEXER_XXH3_H
@@ -36,30 +36,21 @@ static const uint8_t xxh3_secret[XXH3_SECRET_BYTES] = {
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
 
-/* -- words: little-endian in memory, whatever the machine ------------------------------------- */
+/* -- words ------------------------------------------------------------------------------------- */
 
 static inline uint64_t read64(const uint8_t *at) {
     uint64_t word;
     memcpy(&word, at, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
     return word;
 }
 
 static inline uint32_t read32(const uint8_t *at) {
     uint32_t word;
     memcpy(&word, at, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap32(word);
-#endif
     return word;
 }
 
 static inline void write64(uint8_t *at, uint64_t word) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
     memcpy(at, &word, sizeof word);
 }
 
@@ -75,13 +66,7 @@ static inline uint64_t avalanche(uint64_t x) {
     return x ^ x >> 32;
 }
 
-static inline uint64_t avalanche_xxh64(uint64_t x) {
-    x = (x ^ x >> 33) * P64_2;
-    x = (x ^ x >> 29) * P64_3;
-    return x ^ x >> 32;
-}
-
-/* -- short: 0 to 16 bytes ---------------------------------------------------------------------- */
+/* -- short: 4 to 16 bytes ---------------------------------------------------------------------- */
 
 static inline uint64_t xxh3_16(uint64_t first, uint64_t last, uint64_t len, uint64_t seed) {
     uint64_t low = ((read64(xxh3_secret + 24) ^ read64(xxh3_secret + 32)) + seed) ^ first;
@@ -92,22 +77,13 @@ static inline uint64_t xxh3_16(uint64_t first, uint64_t last, uint64_t len, uint
 static uint64_t xxh3_short(const uint8_t *data, size_t len, uint64_t seed) {
     uint64_t x;
     if (len > 8) return xxh3_16(read64(data), read64(data + len - 8), len, seed);
-    if (len >= 4) {
-        seed ^= (uint64_t)__builtin_bswap32((uint32_t)seed) << 32;
-        x = (read64(xxh3_secret + 8) ^ read64(xxh3_secret + 16)) - seed;
-        x ^= (uint64_t)read32(data) << 32 | read32(data + len - 4);
-        x ^= rotate(x, 49) ^ rotate(x, 24);
-        x *= MX2;
-        x = (x ^ ((x >> 35) + len)) * MX2;
-        return x ^ x >> 28;
-    }
-    if (len) {
-        x = (uint64_t)(read32(xxh3_secret) ^ read32(xxh3_secret + 4)) + seed;
-        x ^= data[len - 1] | (uint64_t)len << 8 | (uint64_t)data[0] << 16
-             | (uint64_t)data[len >> 1] << 24;
-        return avalanche_xxh64(x);
-    }
-    return avalanche_xxh64(seed ^ read64(xxh3_secret + 56) ^ read64(xxh3_secret + 64));
+    seed ^= (uint64_t)__builtin_bswap32((uint32_t)seed) << 32;
+    x = (read64(xxh3_secret + 8) ^ read64(xxh3_secret + 16)) - seed;
+    x ^= (uint64_t)read32(data) << 32 | read32(data + len - 4);
+    x ^= rotate(x, 49) ^ rotate(x, 24);
+    x *= MX2;
+    x = (x ^ ((x >> 35) + len)) * MX2;
+    return x ^ x >> 28;
 }
 
 /* -- medium: 17 to 240 bytes ------------------------------------------------------------------- */

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Final
 
 PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
@@ -16,6 +17,7 @@ PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
 
 _NOT_BUILT: Final = "not built"
 _STALE: Final = "stale: built from other source; install again"
+_BIG: Final = "written for little-endian machines"
 _PURE: Final = f"{PURE_VARIABLE} is set"
 _OBJECTIONS: Final[dict[str, str]] = {}
 
@@ -27,7 +29,7 @@ def usable(kernel: str, abi: int) -> bool:
         kernel: name of the compiled module.
         abi: expected value of its `ABI`; a build left over from other source has another.
     """
-    _OBJECTIONS[kernel] = _objection(kernel, abi)
+    _OBJECTIONS[kernel] = _objection(kernel, abi) if sys.byteorder == "little" else _BIG
     return not _OBJECTIONS[kernel]
 
 

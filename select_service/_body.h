@@ -3,7 +3,8 @@
  * Finds the members of the outermost object and reads arrays of integers into packed numbers; what
  * everything else means, and whether it is right, a JSON decoder says afterwards. Where something
  * is unusual (escapes in names, numbers that are no integers of the right width) the answer is "no":
- * the caller then decodes the text as it came. Nothing is read at or behind `end`.
+ * the caller then decodes the text as it came. Nothing is read at or behind `end`. For machines that
+ * are little-endian.
  */
 #ifndef SELECT_SERVICE_BODY_H
 #define SELECT_SERVICE_BODY_H
@@ -104,14 +105,8 @@ static const uint64_t TEN_TO[9] = {1, 10, 100, 1000, 10000, 100000, 1000000, 100
 static inline int read_digits(Text at, Text end, uint64_t *value) {
     uint64_t word = 0, other;
     int digits;
-    if (end - at >= 8) {
-        memcpy(&word, at, 8);
-    } else {
-        memcpy(&word, at, end - at);
-    }
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
+    if (end - at >= 8) memcpy(&word, at, 8);
+    else memcpy(&word, at, end - at);
     /* '0' to '9' are 0x30 to 0x39: the high half says 3, also after adding 6 */
     other = ((word & 0xF0 * ONES) | ((word + 0x06 * ONES) & 0xF0 * ONES) >> 4) ^ 0x33 * ONES;
     digits = other ? __builtin_ctzll(other) / 8 : 8;
@@ -143,19 +138,8 @@ static inline Text read_integer(Text at, Text end, uint64_t *value) {
     return *at >= '0' && *at <= '9' ? NULL : at;
 }
 
-static inline void write64(uint8_t *out, uint64_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
-    memcpy(out, &value, sizeof value);
-}
-
-static inline void write32(uint8_t *out, uint32_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
-    memcpy(out, &value, sizeof value);
-}
+static inline void write64(uint8_t *out, uint64_t value) { memcpy(out, &value, sizeof value); }
+static inline void write32(uint8_t *out, uint32_t value) { memcpy(out, &value, sizeof value); }
 
 /* How many numbers there can be between `at`, behind the bracket, and the next `]`. */
 static inline size_t count_numbers(Text at, Text closing) {
@@ -179,7 +163,7 @@ static inline Text step_over(Text at, uint8_t separator) {
 /* Both read `count` numbers and the bracket that ends them. The caller has seen that bracket: no
  * blank and no digit leads past it, so its place need not be compared with `end` each time. */
 
-/* Hashes: integers in [-2^63, 2^64), modulo 2^64. `*others` is set where `print_signed` would write
+/* Hashes: integers in [-2^63, 2^64), modulo 2^64. `*others` is set where an answer would have
  * anything otherwise than it stands here: a hash without its sign, -0, a blank. */
 static inline Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others) {
     for (size_t i = 1; at && i <= count; i++) {
@@ -213,75 +197,6 @@ static inline Text read_tokens(Text at, Text end, size_t count, uint8_t *out) {
         at = step_over(at, i < count ? ',' : ']');
     }
     return at;
-}
-
-static const char digit_pairs[] =
-    "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
-    "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
-    "8081828384858687888990919293949596979899";
-
-/* Prints a number below 10^8 with all eight digits: two halves, then four pairs, then all digits are
- * parted at once, each in its lane of one word. */
-static inline char *print_eight(uint64_t value, char *out)
-{
-    uint64_t halves = value / 10000 | (value % 10000) << 32;
-    uint64_t upper = (halves * 10486 >> 20) & 0x0000007F0000007FULL;
-    uint64_t pairs = upper | (halves - 100 * upper) << 16;
-    uint64_t tens = (pairs * 103 >> 10) & 0x000F000F000F000FULL;
-    write64((uint8_t *)out, (tens | (pairs - 10 * tens) << 8) | 0x30 * ONES);
-    return out + 8;
-}
-
-/* Prints a number below 10^8 without leading zeros. */
-static inline char *print_first(uint64_t value, char *out)
-{
-    char digits[8];
-    int at = 0;
-    if (value < 10) {
-        *out = (char)('0' + value);
-        return out + 1;
-    }
-    if (value < 1000) { /* what leads a hash, as a rule */
-        if (value >= 100) *out++ = (char)('0' + value / 100);
-        memcpy(out, digit_pairs + 2 * (value % 100), 2);
-        return out + 2;
-    }
-    print_eight(value, digits);
-    while (digits[at] == '0') at++;
-    memcpy(out, digits + at, (size_t)(8 - at));
-    return out + (8 - at);
-}
-
-/* Prints little-endian hashes as a JSON array of signed numbers; returns where it ends. */
-static inline char *print_signed(const uint8_t *hashes, size_t count, char *out)
-{
-    const uint64_t eight = 100000000; /* 10^8 */
-    *out++ = '[';
-    for (size_t i = 0; i < count; i++) {
-        uint64_t value;
-        memcpy(&value, hashes + 8 * i, sizeof value);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-        value = __builtin_bswap64(value);
-#endif
-        if (i) *out++ = ',';
-        if (value >> 63) {
-            *out++ = '-';
-            value = 0 - value;
-        }
-        if (value < eight) {
-            out = print_first(value, out);
-        } else if (value < eight * eight) {
-            out = print_first(value / eight, out);
-            out = print_eight(value % eight, out);
-        } else {
-            uint64_t lower = value % (eight * eight);
-            out = print_first(value / (eight * eight), out);
-            out = print_eight(lower / eight, out);
-            out = print_eight(lower % eight, out);
-        }
-    }
-    *out++ = ']';
-    return out;
 }
 
 #endif

@@ -5,7 +5,6 @@ Scanned: TypeAlias = tuple[bytes, list[str] | None, list[tuple[str, bytes]], byt
 
 ABI: int
 
-def signed_json(packed: bytes) -> bytes: ...
 def msgpack_tokens(packed: bytes) -> bytes: ...
 
 class Scanner:

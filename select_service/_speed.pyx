@@ -19,19 +19,17 @@ cdef extern from "_body.h" nogil:
         Text text
         size_t length
     bint is_new(const Member *members, size_t count, Text text, size_t length)
-    char *print_signed(const uint8_t *hashes, size_t count, char *out)
     size_t count_numbers(Text at, Text closing)
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
     SLOTS = 256  # of the table of names: mostly empty, so that a probe finds at once
     ARRAYS_MAX = 8
     HASH = 8  # bytes
-    DIGITS_MAX = 19  # and a sign, and a comma
     TOKEN = 4
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
     UNKNOWN_MAX = 16  # members nobody knows; where there are more, somebody else counts
@@ -117,8 +115,8 @@ cdef class Scanner:
             None when the body is unusual or wrong. Else (skeleton, unknown, arrays, text): the same
             JSON with `[]` in place of the arrays; the unknown names, None if one may occur twice,
             in the body or in an object inside, or if these are deep; (name, packed little-endian
-            numbers) of the arrays; the text of the one that is `shown` if `signed_json` would print
-            it the same way, else None.
+            numbers) of the arrays; the text of the one that is `shown` if an answer would print it
+            the same way, else None.
         """
         cdef Text start = <Text>PyBytes_AS_STRING(body)
         cdef Text end = start + PyBytes_GET_SIZE(body)
@@ -300,16 +298,6 @@ cdef bytes _without(bytes body, Text *cuts, int count):
         start = cuts[i + 1]
     memcpy(out, start, end - start)
     return rest
-
-
-def signed_json(bytes packed not None):
-    """Print packed hashes as a JSON array of signed numbers."""
-    cdef Py_ssize_t count = PyBytes_GET_SIZE(packed) // HASH
-    cdef bytes text = PyBytes_FromStringAndSize(NULL, count * (DIGITS_MAX + 2) + 2)
-    cdef const uint8_t *hashes = <const uint8_t *>PyBytes_AS_STRING(packed)
-    cdef char *begin = PyBytes_AS_STRING(text)
-    cdef char *end = print_signed(hashes, count, begin)
-    return text[: end - begin]
 
 
 def msgpack_tokens(bytes packed not None):

@@ -23,7 +23,7 @@ from indexer.core.packing import (
 )
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
 
-if not TYPE_CHECKING and usable("indexer._speed", 2):
+if not TYPE_CHECKING and usable("indexer._speed", 3):
     from indexer._speed import sequence_hashes, window_hashes
 else:
     from indexer.core.plain_hashing import sequence_hashes, window_hashes

@@ -47,7 +47,8 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
     parent, names, hashes, namespace = event
     if not names:
         return 0
-    if not holder.where.is_run(names, parent):
+    unique = set(names)
+    if len(unique) < len(names) or parent in unique:
         return None
     done = 0
     while done < len(names):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from indexer.compiled import usable
 
-if usable("indexer._names", 3):
+if usable("indexer._names", 4):
     from indexer._names import NameMap
 else:
     from indexer.core.plain_name_map import NameMap  # type: ignore[assignment]

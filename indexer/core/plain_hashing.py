@@ -13,8 +13,6 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from indexer.core.packing import pack_u64
 from indexer.types import HASH_BYTES
 
-xxh3_64 = xxh3_64_intdigest
-
 _BASE_SEED: Final = 1337
 
 

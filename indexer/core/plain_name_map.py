@@ -33,11 +33,6 @@ class NameMap(dict[int, "Node"]):
         """Say whether all of these names are filed for a node."""
         return all(self.get(name) is node for name in names)
 
-    def is_run(self, names: Sequence[int], parent: int | None) -> bool:
-        """Say whether all names are distinct and none equals the parent, if there is one."""
-        unique = set(names)
-        return len(unique) == len(names) and parent not in unique
-
     def file(self, names: Iterable[int], node: Node) -> None:
         """File names for a node, replacing what they were filed for."""
         self.update(dict.fromkeys(names, node))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from indexer.compiled import usable
 
-if not TYPE_CHECKING and usable("indexer._speed", 2):
+if not TYPE_CHECKING and usable("indexer._speed", 3):
     from indexer._speed import common_blocks
 else:
     from indexer.core.plain_runs import common_blocks

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if all([usable("indexer._run", 2), usable("indexer._ingest", 8)]):  # a list: both get recorded
+if usable("indexer._ingest", 9):
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]

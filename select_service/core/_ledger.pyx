@@ -1,10 +1,10 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+# cython: language_level=3, wraparound=False, cdivision=True, embedsignature=True
 """The ledger's blocks and numbers: the trie of booked chains, how often each generation has every block
 value, and the rows of load columns.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
-forms, which say what is what, are `plain_active_blocks.py`, `plain_active_blocks.py` and
-`plain_load_rows.py`: same names, same answers.
+forms, which say what is what, are `plain_active_blocks.py` and `plain_load_rows.py`: same names, same
+answers.
 """
 
 cimport cython
@@ -628,8 +628,6 @@ cdef class LoadRows:
         double now,
     ):
         """Add a request."""
-        if not 0 <= slot < self._prefill.shape[0]:
-            raise IndexError(slot)
         if self._prefill[slot] == 0.0:
             self._heard[slot], self._ahead[slot] = now, left
         self._prefill[slot] = left
@@ -643,8 +641,6 @@ cdef class LoadRows:
 
     def complete(self, Py_ssize_t slot, double left, double head, double now):
         """Complete a prefill."""
-        if not 0 <= slot < self._prefill.shape[0]:
-            raise IndexError(slot)
         self._prefill[slot] = left
         self._computing[slot] -= 1
         self._heard[slot] = now
@@ -655,15 +651,11 @@ cdef class LoadRows:
 
     def lengthen(self, Py_ssize_t slot, double decode, double blocks):
         """Lengthen a request."""
-        if not 0 <= slot < self._decode.shape[0]:
-            raise IndexError(slot)
         self._decode[slot] = decode
         self._context[slot] += blocks
 
     def give_up(self, Py_ssize_t slot, double left, double begun, int64_t prompts):
         """Remove prompts that will not be computed."""
-        if not 0 <= slot < self._prefill.shape[0]:
-            raise IndexError(slot)
         self._prefill[slot] = left
         self._computing[slot] -= prompts
         cdef double ahead = self._ahead[slot] - begun
@@ -673,8 +665,6 @@ cdef class LoadRows:
 
     def free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """Remove a request."""
-        if not 0 <= slot < self._prefill.shape[0]:
-            raise IndexError(slot)
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks

@@ -29,6 +29,7 @@ cdef class Pricer:
     cdef double *_held  # of the last prompt, a run of slots for each tier
     cdef double *_booked  # blocks of it in active chains, by slot
     cdef double *_price  # by candidate
+    cdef double *_cached  # tokens, by candidate
     cdef double *_odds  # summed up to each candidate
     cdef Py_ssize_t _slots
     cdef bint _is_found
@@ -41,12 +42,13 @@ cdef class Pricer:
             self._requests,
         ) = columns
         self._slots = len(self._prefill)
-        self._held = <double *>calloc((TIERS + 3) * self._slots + 1, sizeof(double))
+        self._held = <double *>calloc((TIERS + 4) * self._slots + 1, sizeof(double))
         if self._held == NULL:
             raise MemoryError
         self._booked = self._held + TIERS * self._slots
         self._price = self._booked + self._slots
-        self._odds = self._price + self._slots
+        self._cached = self._price + self._slots
+        self._odds = self._cached + self._slots
 
     def __dealloc__(self):
         free(self._held)
@@ -76,7 +78,7 @@ cdef class Pricer:
         cdef bint track, expects, is_chosen = False
         cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
         cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost, more
-        cdef double low = 0.0, here = 0.0, most_cached = 0.0, booked, bare
+        cdef double low = 0.0, most_cached = 0.0, booked, bare
         (
             credit, decay, scale, host_weight, disk_weight, temperature, track,
             decode_scale, delay, eviction, expects, context_scale, pace, interference, each,
@@ -86,6 +88,7 @@ cdef class Pricer:
         cdef const double *disk = host + self._slots
         cdef const double *shares = self._booked
         cdef double *price = self._price
+        cdef double *had = self._cached
         self._is_found = found is not None
         if found is not None:
             memset(self._held, 0, TIERS * self._slots * sizeof(double))
@@ -167,35 +170,26 @@ cdef class Pricer:
                 cost += each * self._requests[row]
                 if wish != NULL:
                     cost *= wish[at]
-                price[at] = cost
+                price[at], had[at] = cost, cached
                 if at == 0 or cached > most_cached:
                     most_cached = cached
                 if ties == 0 or cost < low:
-                    low, best, ties, here = cost, at, 1, cached
+                    low, best, ties = cost, at, 1
                 elif cost == low:
                     ties += 1
             if temperature != 0.0:
                 best = self._drawn(count, low, temperature, rng)
-                ties = 0
             elif ties > 1:
                 at = <Py_ssize_t>(<double>rng.random() * ties)
                 while at:
                     best += 1
                     if price[best] == low:
                         at -= 1
-                ties = 0
             row = best if among == NULL else among[best]
-            if ties != 1:  # it is not the one that was seen first
-                here = 0.0
-                if found is not None:
-                    held = device[row] + host_weight * host[row] + disk_weight * disk[row]
-                    here = floor(held * size + 0.5)
-                    if factor != NULL:
-                        here = floor(here * factor[row])
             bare = self._decode[row] + blocks
             if shared is not None:
                 bare = bare - shares[row]
-            return row, price[best], <long long>bare, <long long>here, <long long>most_cached
+            return row, price[best], <long long>bare, <long long>had[best], <long long>most_cached
         finally:
             if trust is not None:
                 PyBuffer_Release(&believed)
@@ -262,53 +256,23 @@ cdef class Pricer:
 cdef class Fill:
     """How full ranks are, read from columns whose content changes."""
 
-    cdef const double[::1] _prefill
-    cdef const double[::1] _decode
-    cdef const double[::1] _block_tokens
-    cdef const double[::1] _floor
+    cdef const double[::1] _prefill, _decode, _block_tokens, _floor
 
-    def __cinit__(
-        self,
-        const double[::1] prefill not None,
-        const double[::1] decode not None,
-        const double[::1] block_tokens not None,
-        const double[::1] floor not None,
-    ):
-        cdef Py_ssize_t rows = prefill.shape[0]
-        if decode.shape[0] != rows or block_tokens.shape[0] != rows or floor.shape[0] != rows:
+    def __cinit__(self, *columns):
+        if len({len(one) for one in columns}) != 1:
             raise ValueError("columns of one length")
-        self._prefill, self._decode = prefill, decode
-        self._block_tokens, self._floor = block_tokens, floor
+        self._prefill, self._decode, self._block_tokens, self._floor = columns
 
     def total(self, double room):
         """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room)."""
-        cdef Py_ssize_t row = 0, lane, rows = self._prefill.shape[0]
-        cdef double sums[LANES]  # side by side: the compiler adds several at once
-        if not rows:
-            return 0.0
-        cdef const double *prefill = &self._prefill[0]
-        cdef const double *decode = &self._decode[0]
-        cdef const double *block_tokens = &self._block_tokens[0]
-        cdef const double *floor = &self._floor[0]
+        cdef Py_ssize_t row, lane
+        cdef double one, sums[LANES]  # side by side, as the plain form adds them
         for lane in range(LANES):
             sums[lane] = 0.0
-        while row + LANES <= rows:
-            for lane in range(LANES):
-                sums[lane] += fullest(
-                    decode[lane] * block_tokens[lane], prefill[lane], floor[lane] * room
-                )
-            prefill, decode = prefill + LANES, decode + LANES
-            block_tokens, floor = block_tokens + LANES, floor + LANES
-            row += LANES
-        for lane in range(rows - row):
-            sums[lane] += fullest(
-                decode[lane] * block_tokens[lane], prefill[lane], floor[lane] * room
-            )
+        for row in range(self._prefill.shape[0]):
+            one = self._decode[row] * self._block_tokens[row]
+            one = self._prefill[row] if one < self._prefill[row] else one
+            sums[row % LANES] += max(one, self._floor[row] * room)
         for lane in range(1, LANES):
             sums[0] += sums[lane]
         return sums[0]
-
-
-cdef inline double fullest(double one, double other, double third) noexcept nogil:
-    one = other if one < other else one
-    return third if one < third else one

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from msgspec import UNSET
 
@@ -19,16 +19,6 @@ ABI = 1  # change it with every change of what is offered here: see `indexer/com
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    void *Py_TYPE(object)
-    ctypedef struct PyMemberDef:
-        int type
-        Py_ssize_t offset
-    ctypedef struct PyMemberDescrObject:
-        PyMemberDef *d_member
-
-cdef extern from "structmember.h":
-    enum:
-        T_OBJECT_EX
 
 cdef enum:  # as in the twin, where they are explained
     CHAR_BYTES = 4
@@ -43,28 +33,9 @@ cdef enum:
     HASH_BYTES_MAX = 4096  # `decision_record.HASH_BYTES_KEPT`
 
 cdef enum:  # of one record to other objects, by place
-    FLEET_SNAPSHOT
-    ROWS
-    COLUMNS
-    MATCHED
-    SHARED
-    TRUST
-    WEIGHTS
-    SELECTION_ID
-    RESERVATION_ID
-    ODDS
-    ASK
-    SAID
-    CACHE_HIT
-    REFERENCES
-
-cdef enum:
-    MEMBERS_MAX = 6
-    KINDS_MAX = 4  # of requests there are three
-
-cdef struct Kind:
-    void *type  # NULL: none
-    Py_ssize_t offsets[MEMBERS_MAX]  # below 0: it has another way
+    FLEET_SNAPSHOT, ROWS, COLUMNS, MATCHED, SHARED, TRUST, WEIGHTS, SELECTION_ID, RESERVATION_ID
+    ODDS, ASK, SAID, CACHE_HIT
+    REFERENCES  # their number
 
 cdef struct Chunk:
     Py_ssize_t records  # whose hashes are in it; the last of them goes with it
@@ -82,62 +53,6 @@ cdef struct Entry:
     Py_ssize_t size
     uint64_t isl_tokens
 
-
-@cython.final
-cdef class Members:
-    """Reads some members of objects of a few kinds from where they lie: `__slots__`, structs.
-
-    A record takes ten of them: asked for by name, or handed over one by one, they were a tenth of
-    what it costs. A kind that keeps a member in another way is asked by name.
-    """
-
-    cdef tuple _names
-    cdef list _types  # keeps those of `_kinds` alive
-    cdef Kind _kinds[KINDS_MAX]
-    cdef int _next
-
-    def __cinit__(self, *names):
-        if len(names) > MEMBERS_MAX:
-            raise ValueError("too many members")
-        self._names = names
-        self._types = [None] * KINDS_MAX
-        memset(self._kinds, 0, sizeof(self._kinds))
-
-    cdef const Kind *of(self, object one) except NULL:
-        cdef int at
-        for at in range(KINDS_MAX):
-            if self._kinds[at].type == Py_TYPE(one):
-                return &self._kinds[at]
-        return self._learn(type(one))
-
-    cdef const Kind *_learn(self, kind) except NULL:
-        cdef Kind *place = &self._kinds[self._next]
-        cdef int at
-        for at in range(len(self._names)):
-            found = getattr(kind, self._names[at], None)
-            place.offsets[at] = -1
-            if type(found) is _member_descriptor:
-                if (<PyMemberDescrObject *>found).d_member.type == T_OBJECT_EX:
-                    place.offsets[at] = (<PyMemberDescrObject *>found).d_member.offset
-        place.type = <void *>kind
-        self._types[self._next] = kind
-        self._next = (self._next + 1) % KINDS_MAX
-        return place
-
-    cdef object get(self, object one, const Kind *kind, int which):
-        cdef PyObject *found
-        if kind.offsets[which] >= 0:
-            found = (<PyObject **>(<char *><PyObject *>one + kind.offsets[which]))[0]
-            if found != NULL:
-                return <object>found
-        return getattr(one, self._names[which])
-
-
-class _Slotted:
-    __slots__ = ("member",)
-
-
-cdef object _member_descriptor = type(_Slotted.member)
 
 cdef inline Py_ssize_t text_bytes(str text) noexcept:
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
@@ -158,11 +73,6 @@ cdef class RecordRing:
     cdef Chunk *_last  # that of the newest
     cdef Chunk *_spare
     cdef Py_ssize_t _filled  # bytes of the last chunk
-    cdef Members _tickets
-    cdef Members _prompts
-    cdef Members _requests
-    cdef Members _placements
-    cdef Members _fleet_snapshots
     cdef long long _bytes_max
     cdef readonly long long bytes
     cdef readonly long long next
@@ -171,13 +81,6 @@ cdef class RecordRing:
         self._count_max = count_max if bytes_max else 0
         self._bytes_max = bytes_max
         self.next = first
-        self._tickets = Members(
-            "prompt", "request", "since", "reservation_id", "asked", "said"
-        )
-        self._prompts = Members("block_hashes", "blocks", "isl_tokens")
-        self._requests = Members("selection_id", "explain", "routing_constraints")
-        self._placements = Members("seen", "slot", "weights")
-        self._fleet_snapshots = Members("until", "everyone", "told")
         if self._count_max:
             self._entries = <Entry *>calloc(self._count_max, sizeof(Entry))
             if self._entries == NULL:
@@ -193,61 +96,30 @@ cdef class RecordRing:
     def __len__(self):
         return self._count
 
-    def keep(
-        self, ticket, tuple seen not None, rows, Py_ssize_t slot, double now, odds, cache_hit,
-        weights, fleet_snapshot, Py_ssize_t more,
-    ):
-        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
-        return self._keep(
-            ticket, seen, rows, slot, now, odds, cache_hit, weights, fleet_snapshot, more
-        )
-
     def keep_usual(self, ticket, placement, rows, double now, cache_hit, fleet_snapshot):
         """Keep the record of a decision with nothing unusual about it; False: it has something."""
-        cdef const Kind *kind = self._fleet_snapshots.of(fleet_snapshot)
-        if (
-            now >= <double>self._fleet_snapshots.get(fleet_snapshot, kind, 0)
-            or rows is not self._fleet_snapshots.get(fleet_snapshot, kind, 1)
-        ):
+        if now >= <double>fleet_snapshot.until or rows is not fleet_snapshot.everyone:
             return False
-        told = self._fleet_snapshots.get(fleet_snapshot, kind, 2)
-        request = self._tickets.get(ticket, self._tickets.of(ticket), 1)
-        kind = self._requests.of(request)
-        if (
-            self._requests.get(request, kind, 1)
-            or self._requests.get(request, kind, 2) is not UNSET
-        ):
+        request, seen = ticket.request, placement.seen
+        if request.explain or request.routing_constraints is not UNSET or seen is None:
             return False
-        kind = self._placements.of(placement)
-        seen = self._placements.get(placement, kind, 0)
-        if seen is None:
-            return False
-        self._keep(
-            ticket, <tuple?>seen, rows, self._placements.get(placement, kind, 1), now, None,
-            cache_hit, self._placements.get(placement, kind, 2), told, 0
+        self.keep(
+            ticket, <tuple?>seen, rows, placement.slot, now, None, cache_hit, placement.weights,
+            fleet_snapshot.told, 0,
         )
         return True
 
-    cdef _keep(
+    cpdef keep(
         self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
         fleet_snapshot, Py_ssize_t more,
     ):
-        cdef const Kind *kind = self._tickets.of(ticket)
-        prompt, request = self._tickets.get(ticket, kind, 0), self._tickets.get(ticket, kind, 1)
-        cdef double since = self._tickets.get(ticket, kind, 2)
-        cdef str reservation_id = self._tickets.get(ticket, kind, 3)
-        ask, said = self._tickets.get(ticket, kind, 4), self._tickets.get(ticket, kind, 5)
-        kind = self._prompts.of(prompt)
-        cdef bytes block_hashes = self._prompts.get(prompt, kind, 0)
-        cdef Py_ssize_t blocks = self._prompts.get(prompt, kind, 1)
-        cdef uint64_t isl_tokens = self._prompts.get(prompt, kind, 2)
-        kind = self._requests.of(request)
-        cdef str selection_id = self._requests.get(request, kind, 0)
-        cdef bint is_told = bool(self._requests.get(request, kind, 1))
-        cdef bytes columns = <bytes?>seen[0]
-        cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
+        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
+        prompt, request, ask, said = ticket.prompt, ticket.request, ticket.asked, ticket.said
+        cdef str reservation_id = ticket.reservation_id, selection_id = request.selection_id
+        cdef bytes block_hashes = prompt.block_hashes
+        cdef bytes columns, trust
         cdef Entry entry
-        matched, shared = seen[1], seen[2]
+        columns, matched, shared, trust = seen
         entry.of[FLEET_SNAPSHOT] = <PyObject *>fleet_snapshot
         entry.of[ROWS] = <PyObject *>rows
         entry.of[COLUMNS] = <PyObject *>columns
@@ -261,13 +133,12 @@ cdef class RecordRing:
         entry.of[ASK] = <PyObject *>ask
         entry.of[SAID] = <PyObject *>said
         entry.of[CACHE_HIT] = <PyObject *>cache_hit
-        entry.at, entry.since = now, since
-        entry.blocks, entry.isl_tokens, entry.slot = blocks, isl_tokens, slot
+        entry.at, entry.since, entry.slot = now, ticket.since, slot
+        entry.blocks, entry.isl_tokens = prompt.blocks, prompt.isl_tokens
         self._measure(&entry, block_hashes, more)
         record = None
-        if is_told:
-            hashes = block_hashes[:HASH_BYTES_MAX]
-            record = _tuple_of(&entry, self.next, hashes)
+        if request.explain:
+            record = _tuple_of(&entry, self.next, block_hashes[:HASH_BYTES_MAX])
         if self._count_max:
             self._add(&entry, PyBytes_AS_STRING(block_hashes))
         return record

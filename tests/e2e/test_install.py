@@ -33,7 +33,6 @@ KERNELS = (
     "indexer._frames",
     "indexer._ingest",
     "indexer._names",
-    "indexer._run",
     "indexer._speed",
     "indexer._wire",
     "select_service._speed",

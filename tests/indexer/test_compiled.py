@@ -54,6 +54,15 @@ def test_a_kernel_of_other_source_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert "stale" in complaints()[0]
 
 
+def test_kernels_are_for_machines_that_write_the_lowest_byte_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _built(monkeypatch, 7)
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert not usable("a_kernel", 7)
+    assert "little-endian" in complaints()[0]
+
+
 @pytest.mark.parametrize("fault", ["TypeError", "ValueError", "AttributeError", "KeyError"])
 def test_a_kernel_that_finds_other_classes_than_it_was_built_for_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str

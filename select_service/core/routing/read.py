@@ -8,7 +8,7 @@ is decided, and only counters change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import xxhash
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     P = TypeVar("P", bound=PromptFields)
 
-if usable("select_service._speed", 8):
+if usable("select_service._speed", 9):
     from select_service._speed import msgpack_tokens as _msgpack_tokens
 
     msgpack_tokens: Callable[[bytes], bytes] | None = _msgpack_tokens
@@ -166,7 +166,7 @@ class RequestReader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        return self.selection(cast("SelectRequest", request), self.usable(request))
+        return self.selection(request, self.usable(request))  # type: ignore[arg-type] # as it may
 
     def view(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
         """Read a request that looks at all ranks with a prompt, those that drain included.
@@ -174,7 +174,7 @@ class RequestReader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        return self.selection(cast("SelectRequest", request), self.attached(request))
+        return self.selection(request, self.attached(request))  # type: ignore[arg-type] # as it may
 
     def set_apart(self, request: PromptFields, prompt: Prompt) -> Prompt:
         """Return the prompt with sequence hashes that no other has, if reuse is not assumed.

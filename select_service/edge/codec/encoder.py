@@ -11,21 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
+import numpy as np
+import orjson
 
-from indexer.compiled import usable
-from indexer.core.hashing import unpack_i64
 from indexer.types import HASH_BYTES, U64_MASK
 from select_service.edge.codec.formats import Format
 from select_service.edge.codec.responses import ONLY_JSON, VARY, Response, Status
 from select_service.errors import ServiceError, problem, retry_after, retry_after_header
-
-if usable("select_service._speed", 8):
-    from select_service._speed import signed_json
-
-    def _printed(packed: PackedHashes) -> object:
-        return msgspec.Raw(signed_json(packed))
-else:
-    _printed = unpack_i64
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -40,6 +32,7 @@ _OPENS: Final = f'"{ECHOED}":['.encode()
 _ECHOED_BYTES_MAX: Final = 1 << 16  # retained until the next is read
 _BLANK, _LINE_FEED, _RETURN, _TAB = b" \n\r\t"
 _ZERO: Final = bytes(HASH_BYTES)
+_ARRAYS: Final = orjson.OPT_SERIALIZE_NUMPY
 _POSITIVE: Final = bytes(range(128))  # possible highest bytes of a non-negative signed number
 
 
@@ -95,7 +88,9 @@ def _in_json(shown: object) -> object:
     if type(shown) is not array:
         return _packed_in(shown)  # which refuses it
     packed = shown.tobytes()
-    return echo.last[1] if packed == echo.last[0] else _printed(packed)
+    if packed == echo.last[0]:
+        return echo.last[1]
+    return msgspec.Raw(orjson.dumps(np.frombuffer(packed, "<i8"), option=_ARRAYS))
 
 
 def _packed_in(shown: object) -> PackedHashes:

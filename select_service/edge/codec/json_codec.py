@@ -44,7 +44,7 @@ from select_service.types import (
     WorkerSpec,
 )
 
-if usable("select_service._speed", 8):
+if usable("select_service._speed", 9):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner

@@ -114,18 +114,6 @@ def test_it_is_a_dict(twin: ModuleType, steps: list[Any], form: str) -> None:
     assert {name: names[name] for name in names} == model
 
 
-@given(
-    run=st.lists(st.one_of(st.integers(0, 6), st.integers(0, U64_MASK)), max_size=12),
-    parent=st.one_of(st.none(), st.integers(0, 6), st.integers(0, U64_MASK)),
-    form=st.sampled_from([*_FORMS]),
-)
-def test_a_run_names_each_block_once_and_not_its_parent(
-    twin: ModuleType, run: list[int], parent: int | None, form: str
-) -> None:
-    expected = len({*run, parent}) == len(run) + 1
-    assert twin.NameMap().is_run(_FORMS[form](run), parent) == expected
-
-
 @pytest.mark.parametrize("what", ["file", "file_new", "drop_all", "is_filed", "knows_none"])
 def test_what_cannot_be_a_name_changes_nothing(twin: ModuleType, what: str) -> None:
     if "plain" in twin.__name__:

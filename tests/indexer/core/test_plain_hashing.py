@@ -33,14 +33,16 @@ def _expected(data: bytes, stride: int, width: int, seed: int) -> bytes:
 @pytest.mark.parametrize("seed", [0, 1337, 0x9E3779B97F4A7C15, 2**64 - 1])
 def test_every_length_up_to_two_blocks_of_the_long_form(twin: ModuleType, seed: int) -> None:
     data = random.Random(seed).randbytes(2300)
-    for length in range(2300):
-        assert twin.xxh3_64(data[:length], seed) == xxh3_64_intdigest(data[:length], seed), length
+    for length in range(4, 2300):
+        expected = _expected(data[:length], length, length, seed)
+        assert twin.window_hashes(data[:length], length, length, seed) == expected, length
 
 
-@given(data=st.binary(max_size=1200), seed=U64)
+@given(data=st.binary(min_size=4, max_size=1200), seed=U64)
 @example(data=b"\xff" * 1025, seed=2**63)
 def test_any_bytes_under_any_seed(twin: ModuleType, data: bytes, seed: int) -> None:
-    assert twin.xxh3_64(data, seed) == xxh3_64_intdigest(data, seed)
+    size = len(data)
+    assert twin.window_hashes(data, size, size, seed) == _expected(data, size, size, seed)
 
 
 @given(

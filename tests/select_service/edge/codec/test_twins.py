@@ -25,7 +25,8 @@ from select_service.types import (
 
 if Scanner is None:
     pytest.skip("the kernel is not in use", allow_module_level=True)
-from select_service._speed import msgpack_tokens, signed_json
+from select_service._speed import msgpack_tokens
+from select_service.edge.codec.encoder import encode, show_hashes
 from tests.effort import examples
 
 KINDS = (
@@ -80,7 +81,8 @@ EDGES = sorted(
 @example([])
 def test_hashes_are_printed_as_signed_numbers(values: list[int]) -> None:
     signed = [value - 2**64 if value >> 63 else value for value in values]
-    assert signed_json(packed(values, 8)) == json.dumps(signed, separators=(",", ":")).encode()
+    shown = encode([show_hashes(packed(values, 8))])
+    assert shown == json.dumps([signed], separators=(",", ":")).encode()
 
 
 # -- what it does itself -----------------------------------------------------------------------
