@@ -7,6 +7,8 @@ not set a handler, until the command is loaded and handles what is raised.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,14 @@ if TYPE_CHECKING:
 
 
 def run(load: Callable[[], Callable[[], int]]) -> int:
-    """Load a command and run it; before and after that, Ctrl-C ends the process at once."""
+    """Load a command and run it; before and after that, Ctrl-C ends the process at once.
+
+    A process that ends needs no search for garbage among all that it has loaded; Python's takes a
+    third of what a start takes.
+    """
     _end_at_once()
     command = load()
+    atexit.register(gc.freeze)
     try:
         return command()
     finally:

@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import numpy as np  # here, so that Hypothesis finds its generator below, whatever is collected
 import pytest
 from _pytest.terminal import TerminalReporter  # pytest names it since 8.4
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import text
 
 from tests import wait
 from tests.effort import examples
@@ -27,14 +29,23 @@ settings.load_profile("default")
 MEMORY = Path("/dev/shm")
 
 
+@given(text())
+@settings(max_examples=1, database=None)
+def _first_example(_: str) -> None:
+    """Let Hypothesis register numpy's generator: it asks who refers to it, which freezing hides."""
+    assert np.__version__
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from what is collected: nothing of it is garbage."""
+    """Keep what is collected from the garbage collector: it is large, and lives until the end."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.enable()  # no freeze(): Hypothesis asks for what refers to its generators
+        _first_example()
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,6 +29,7 @@ sys.meta_path.insert(0, Interrupting())
 sys.argv[1:] = arguments
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
+AT_THE_END = "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count()))"
 SERVICE = "select_service"
 SIMULATOR = "select_service.simulator"
 PLANNER = "select_service.planner"
@@ -87,12 +88,13 @@ def test_once_loaded_a_command_handles_it() -> None:
 
 @pytest.mark.parametrize("project", ["pyproject.toml", "deploy/client/pyproject.toml"])
 def test_scripts_begin_where_dash_m_begins(project: str) -> None:
-    """Those load nothing before they have seen to the signal."""
+    """Those see to the signal before they load, and end without a search for garbage."""
     scripts = tomllib.loads(Path(project).read_text("utf-8"))["project"]["scripts"]
     assert scripts
     for name, entry in scripts.items():
         module, _, function = entry.partition(":")
         assert module.endswith(".__main__")
-        code = f"from {module} import {function}; {function}()"
+        code = f"{AT_THE_END}; from {module} import {function}; {function}()"
         said = subprocess.check_output([sys.executable, "-c", code, "--version"], text=True)
         assert said.startswith(f"{name} ")
+        assert int(said.partition("frozen ")[2]) > 0

@@ -44,6 +44,8 @@ def thresholds() -> Iterator[tuple[int, int, int]]:
     yield before
     assert gc.get_threshold() == before
     assert not gc.get_freeze_count()
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py has it
 
 
 def test_everything_is_looked_through_once_it_is_quiet() -> None:
