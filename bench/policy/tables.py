@@ -2,7 +2,7 @@
 
 Each trace is played at shares of its fleet's capacity, and the load is found at which nine of ten
 requests are in time (SLO capacity). Traces are files in Mooncake's format (`--trace`), and shapes
-of `shapes.py`, drawn from a fixed seed for the smallest fleet with the largest caches. Last comes
+of `shapes.py`, drawn for each fleet, with a trace for each seed that all policies play. Last comes
 what was asked of `first-token`, met or missed (`targets.py`). What has ended is kept beside
 `--out`: started again, it goes on from there.
 """
@@ -41,6 +41,7 @@ COMPARED: Final = ("kv-cost", "first-token", "lmetric", "llm-d", "bound")
 DRAWN: Final = ("toolagent", "conversations", "code")
 COLUMNS: Final = ("ttft_p90", "itl_p90", "e2e_mean", "hit_share", "good")
 _FIRST_RATE: Final = 10.0  # of the trace that a shape's capacity is measured with
+_FLEET: Final = 16  # workers whose drawn traces have `--requests`; larger fleets get more
 _DRAWN_AT: Final = 0.8  # of capacity: bursts and thinking are those of a fleet that has work
 
 
@@ -73,20 +74,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def scenes_of(args: argparse.Namespace, folder: Path, kept: Kept) -> list[Scene]:
     """Open traces, draw others, and measure what fleets answer of them."""
-    found: list[tuple[str, SimulationSettings]] = []
-    for kv_tokens in args.kv_tokens:
-        for workers in args.workers:
-            for path in args.trace:
-                trace = Trace(path=path, jitter_s=args.jitter, limit=args.limit)
-                fleet = _fleet(args, workers, kv_tokens)
-                found.append((Path(path).stem, replace(fleet, trace=trace)))
+    fleets = [
+        _fleet(args, workers, kv_tokens) for kv_tokens in args.kv_tokens for workers in args.workers
+    ]
+    found = [
+        (Path(path).stem, replace(fleet, trace=trace))
+        for fleet in fleets
+        for path in args.trace
+        if (trace := Trace(path=path, jitter_s=args.jitter, limit=args.limit))
+    ]
     capacities = kept.results("capacity", capacity_of, [one for _, one in found], float)
     scenes = [
         Scene(name=_name(stem, settings), settings=settings, capacity=capacity)
         for (stem, settings), capacity in zip(found, capacities, strict=True)
     ]
-    base = _fleet(args, min(args.workers), max(args.kv_tokens))
-    return scenes + [_drawn(shape, base, args, folder, kept) for shape in args.shapes]
+    return scenes + [
+        _drawn(shape, fleet, args, folder, kept) for fleet in fleets for shape in args.shapes
+    ]
 
 
 def _fleet(args: argparse.Namespace, workers: int, kv_tokens: int) -> SimulationSettings:
@@ -107,10 +111,12 @@ def _drawn(
     shape: str, base: SimulationSettings, args: argparse.Namespace, folder: Path, kept: Kept
 ) -> Scene:
     """Draw a trace per seed at a rate that the fleet can answer, which is measured with another."""
+    requests = args.requests * max(1, base.workers // _FLEET)
+    fleet = f"{shape}-{base.workers}-{base.engine.kv_tokens}-{requests}"
 
     def trace(name: str, rate: float) -> str:
-        path = folder / f"{shape}-{base.workers}-{name}.jsonl"
-        write(drawn(shape, random.Random(f"{shape}/{name}"), args.requests, rate), path)
+        path = folder / f"{fleet}-{name}.jsonl"
+        write(drawn(shape, random.Random(f"{shape}/{name}"), requests, rate), path)
         return str(path)
 
     def capacity(settings: SimulationSettings) -> float:
@@ -214,7 +220,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--jitter", type=float, default=3.0, help="their clocks tick so far")
     parser.add_argument("--limit", type=int, default=0, help="requests of a trace; 0: all")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(DRAWN))
-    parser.add_argument("--requests", type=int, default=3_000, help="of a drawn trace")
+    parser.add_argument(
+        "--requests", type=int, default=3_000, help="of a drawn trace, for up to 16 workers"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[16])
     parser.add_argument(
         "--kv-tokens", type=int, nargs="+", default=[1_600_000], help="of an engine"
@@ -223,6 +231,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--slo-ttft", type=float, default=2.0)
     parser.add_argument("--slo-itl", type=float, default=0.025)
     parser.add_argument("--policies", nargs="+", choices=(ALL, *POLICIES), default=COMPARED)
+    parser.add_argument(
+        "--search", action=argparse.BooleanOptionalAction, default=True, help="for SLO capacities"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-policies.json"))
@@ -247,9 +258,8 @@ def main() -> None:
     rows: list[Row] = []
     played: list[Played] = []
     for scene in scenes:
-        searched = kept.results(
-            "search", search, searches_of(scene, args.policies, args.seeds), CapacityFound
-        )
+        searches = searches_of(scene, args.policies, args.seeds) if args.search else []
+        searched = kept.results("search", search, searches, CapacityFound)
         mine = runs[scene.name]
         each = len(mine) // len(args.loads)
         by_load = {load: mine[at * each : (at + 1) * each] for at, load in enumerate(args.loads)}

@@ -64,6 +64,18 @@ def _p90(one: Played) -> Told | None:
     return Told(f"{share:.2f} ({of_bound:.2f} of the bound)", of_bound <= NEAR)
 
 
+def _beside(rival: str) -> Callable[[Played], Told | None]:
+    """The same of another policy, of which nothing is asked."""
+
+    def told(one: Played) -> Told | None:
+        if rival not in one.runs:
+            return None
+        before, other = (estimates(one.runs[name])["ttft_p90"].mean for name in (BASE, rival))
+        return Told(f"{other / before:.2f}", is_met=True)
+
+    return told
+
+
 def _is_later(one: Played, name: str) -> bool:
     change = changes(one.runs[BASE], one.runs[OURS])[name]
     return change.mean - (change.half or 0.0) > 0.0
@@ -119,6 +131,7 @@ def _slo_capacities(one: Played) -> dict[str, float]:
 _BY_LOAD: Final[dict[str, Callable[[Played], Told | None]]] = {
     f"TTFT p90 / `{BASE}`'s: not worse; from {BUSY:g} on ≤ {SOONER:g}, or where the bound is not, "
     f"≤ {NEAR:.2f} of the bound": _p90,
+    **{f"the same of `{name}`": _beside(name) for name in (*RIVALS, BOUND)},
     f"{METRICS['e2e_mean'][0].partition(',')[0]} / `{BASE}`'s: not worse": _time("e2e_mean"),
     f"{METRICS['itl_p90'][0].partition(',')[0]} / `{BASE}`'s: not worse": _time("itl_p90"),
     f"requests in time, points more than `{BASE}`: not fewer": _good,
@@ -131,9 +144,10 @@ _BY_SCENE: Final[dict[str, Callable[[Played], Told | None]]] = {
 
 
 def targets_of(played: Sequence[Played]) -> str:
-    """Return the table: a row per target, a column per scene, in a cell numbers by load.
+    """Return the table: a row per scene, a column per target, in a cell numbers by load.
 
-    What is missed is in bold. Empty where either policy was not played.
+    What is missed is in bold; a target that is told nowhere has no column. Empty where either
+    policy was not played.
     """
     scenes: dict[str, list[Played]] = {}
     for one in played:
@@ -141,15 +155,23 @@ def targets_of(played: Sequence[Played]) -> str:
             scenes.setdefault(one.scene, []).append(one)
     if not scenes:
         return ""
-    rows = []
-    for told, targets in ((_BY_LOAD, None), (_BY_SCENE, 1)):
-        for label, read in told.items():
-            cells = [
-                " / ".join(_cell(read(one)) for one in group[:targets]) for group in scenes.values()
-            ]
-            rows.append(f"| {label} | {' | '.join(cells)} |")
-    head = f"| what is asked; **missed** | {' | '.join(scenes)} |"
-    return "\n".join([head, f"|{'---|' * (len(scenes) + 1)}", *rows]) + "\n"
+    columns = {
+        label: [" / ".join(map(_cell, map(read, group))) for group in scenes.values()]
+        for label, read in _BY_LOAD.items()
+    }
+    for label, read in _BY_SCENE.items():
+        columns[label] = [_cell(read(group[0])) for group in scenes.values()]
+    shown = {label: cells for label, cells in columns.items() if any(map(_is_told, cells))}
+    head = f"| what is asked; **missed** | {' | '.join(shown)} |"
+    rows = [
+        f"| {scene} | {' | '.join(cells)} |"
+        for scene, *cells in zip(scenes, *shown.values(), strict=True)
+    ]
+    return "\n".join([head, f"|{'---|' * (len(shown) + 1)}", *rows]) + "\n"
+
+
+def _is_told(cell: str) -> bool:
+    return cell.strip("-/ ") != ""
 
 
 def _cell(told: Told | None) -> str:

@@ -38,9 +38,35 @@ def test_a_table_of_a_drawn_trace(
     assert other.slo_capacity is not None
     assert f"| {other.slo_capacity.mean:.3f} (" in told.out
     assert bound.slo_capacity is None  # no router can be it
-    assert "| what is asked; **missed** | code, 1 workers, 1.6M tokens |" in told.out
+    head, _, asked = lines[-4:-1]
+    columns = head.split("|")[2:-1]
+    assert not any("lmetric" in label or "llm-d" in label for label in columns)  # not played
+    assert asked.startswith("| code, 1 workers, 1.6M tokens | ")
+    assert len(asked.split("|")[2:-1]) == len(columns)
     main()
     again = capsys.readouterr()
     assert again.out == told.out
     assert "run: 0 of 6 to do" in again.err
     assert "search: 0 of 2 to do" in again.err
+
+
+def test_each_fleet_has_traces_of_its_own_and_searches_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--shapes", "code", "--requests", "40", "--workers", "1", "32", "--loads", "0.5"]
+    words += ["--kv-tokens", "400000", "1600000", "--seeds", "1", "--policies", "kv-cost"]
+    words += ["--no-search", "--jobs", "1", "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["bench.policy.tables", *words])
+    main()
+    told = capsys.readouterr()
+    assert "search: 0 of 0 to do" in told.err
+    scenes = [line.split(";")[0] for line in told.out.splitlines() if "; at 0.5" in line]
+    assert scenes == [
+        f"| code, {workers} workers, {kv}M tokens" for kv in ("0.4", "1.6") for workers in (1, 32)
+    ]
+    played = sorted(path.name for path in (tmp_path / "policy-traces").glob("*-1.jsonl"))
+    assert played == [
+        f"code-{workers}-{kv}-{requests}-1.jsonl"
+        for workers, requests in ((1, 40), (32, 80))
+        for kv in (1600000, 400000)
+    ]
