@@ -77,11 +77,9 @@ def scenes_of(args: argparse.Namespace, folder: Path, kept: Kept) -> list[Scene]
     fleets = [
         _fleet(args, workers, kv_tokens) for kv_tokens in args.kv_tokens for workers in args.workers
     ]
+    traces = [Trace(path=path, jitter_s=args.jitter, limit=args.limit) for path in args.trace]
     found = [
-        (Path(path).stem, replace(fleet, trace=trace))
-        for fleet in fleets
-        for path in args.trace
-        if (trace := Trace(path=path, jitter_s=args.jitter, limit=args.limit))
+        (Path(trace.path).stem, replace(fleet, trace=trace)) for fleet in fleets for trace in traces
     ]
     capacities = kept.results("capacity", capacity_of, [one for _, one in found], float)
     scenes = [
