@@ -230,7 +230,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--slo-itl", type=float, default=0.025)
     parser.add_argument("--policies", nargs="+", choices=(ALL, *POLICIES), default=COMPARED)
     parser.add_argument(
-        "--search", action=argparse.BooleanOptionalAction, default=True, help="for SLO capacities"
+        "--no-search", dest="search", action="store_false", help="leave SLO capacities out"
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
