@@ -284,10 +284,8 @@ def describing(
             "servers": [{"url": "/", "description": "Where this document comes from."}],
             "tags": _topics(),
             "paths": paths,
-            "components": {
-                "schemas": components,
-                "securitySchemes": {"token": _TOKEN} if with_tokens else {},
-            },
+            "components": {"schemas": components}
+            | ({"securitySchemes": {"token": _TOKEN}} if with_tokens else {}),
         }
     )
 
