@@ -102,8 +102,10 @@ class Window:
     """Of times between tokens: over the tokens of context that their rank attends to."""
     rank_kv_tokens: Reading = _NOT_ASKED
     """KV tokens that a rank has."""
-    worker_ranks: Reading = _NOT_ASKED
-    """Ranks of a worker."""
+    prefill_worker_ranks: Reading = _NOT_ASKED
+    """Ranks of a worker whose first tokens are measured, on average."""
+    decode_worker_ranks: Reading = _NOT_ASKED
+    """Likewise, of times between tokens."""
     arrived: Reading = _NOT_ASKED
     """The requests since the last look at the load, if the next look counts from here."""
     arrived_s: float = 0.0

@@ -20,7 +20,7 @@ from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.first_tokens import learn_prefill
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S
+from select_service.core.ledger.rank_speeds import BEGINS_WITHIN, BLOCKS_EVERY_S
 from select_service.core.ledger.reservation import LedgerReservation, OutputTold
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
@@ -266,7 +266,8 @@ class Ledger:
                 seconds = (now - told.at) / (outputs - told.outputs)
                 believed = loads.speeds.decoded(slot, loads.context.item(slot), seconds, now)
                 if believed is not None:
-                    blocks = reservation.generation.attended_blocks(self.sequence_blocks)
+                    since = now - BEGINS_WITHIN * (now - told.at)
+                    blocks = reservation.generation.attended_blocks(self.sequence_blocks, since)
                     loads.speeds.blocks.add(float(blocks), believed)
             reservation.output_told = OutputTold(told.first_at, told.first_outputs, now, outputs)
 

@@ -38,6 +38,9 @@ BLOCKS_EVERY_S: Final = 0.05
 TOLD_EVERY_S: Final = 1.0
 """Of the blocks that are measured one in this time is counted in the sums of its pool, because what
 its rank attends to is added up for that."""
+BEGINS_WITHIN: Final = 2.0
+"""A request without output for so many times as another one took between two reports waits for a
+place in the batch: its rank attends to nothing of it."""
 TOGETHER_S: Final = 0.05
 """What is reported so soon after a first token was reported together with it: a client that does
 not stream has it all at the end of the answer."""
@@ -58,7 +61,14 @@ def seconds_at(base: float, slope: float, x: T) -> T:
 
 
 def line_through(
-    weight: float, x: float, y: float, xx: float, xy: float, *, is_level: bool
+    weight: float,
+    x: float,
+    y: float,
+    xx: float,
+    xy: float,
+    *,
+    is_level: bool,
+    doubt: float = DOUBT,
 ) -> tuple[float, float]:
     """Return base and slope of the line through measurements, by their sums; none is below 0.
 
@@ -70,12 +80,13 @@ def line_through(
         xy: of products.
         is_level: whether measurements at one x alone mean a constant; else y is taken as
             proportional to x.
+        doubt: as far as measurements differ by no more than this (see `DOUBT`), they mean one x.
     """
     mean_x, mean_y = x / weight, y / weight
     variance = xx / weight - mean_x * mean_x
     steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
     if variance > _LEVEL * mean_x * mean_x:
-        believed = 0.0 if is_level else DOUBT * mean_x * mean_x
+        believed = 0.0 if is_level else doubt * mean_x * mean_x
         slope = xy / weight - mean_x * mean_y + believed * steepest
         slope = min(max(slope / (variance + believed), 0.0), steepest)
     else:

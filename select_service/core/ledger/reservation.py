@@ -35,16 +35,18 @@ class SlotGeneration:
         `SlotLoads.follows_queues`."""
         self.is_open = True
 
-    def attended_blocks(self, sequence_blocks: int) -> int:
+    def attended_blocks(self, sequence_blocks: int, since: float) -> int:
         """Return the blocks that requests attend to whose outputs are written. O(reservations).
 
         Args:
             sequence_blocks: the ledger's, which are left out; so are fractions.
+            since: when a request had its first token at the earliest of which no output was
+                reported yet. Others wait for a place in the batch.
         """
         return sum(
             one.prompt_blocks - sequence_blocks + one.output_blocks
             for one in self.reservations.values()
-            if one.prefill_done or one.output_blocks
+            if one.output_blocks or (one.prefill_done and one.first_token_at >= since)
         )
 
 

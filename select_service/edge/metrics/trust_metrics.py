@@ -131,21 +131,30 @@ class _MeasuredRank(NamedTuple):
     """A rank of which first tokens, or times between tokens, were measured."""
 
     kv_tokens: int
-    """That its worker registered; 0: none, or it computes prompts alone."""
+    """That its worker registered; 0: none."""
     ranks: int
     """Of its worker."""
+    computes: bool
+    """Its first tokens were measured."""
+    writes: bool
+    """Its times between tokens were."""
 
 
 _RANKS: Final[tuple[MetricRow[_MeasuredRank], ...]] = (
     value(
         "measured_rank_kv_tokens",
         "KV tokens of ranks whose times between tokens were measured, mean of those that told.",
-        lambda one: Sum(1, one.kv_tokens) if one.kv_tokens else None,
+        lambda one: Sum(1, one.kv_tokens) if one.kv_tokens and one.writes else None,
     ),
     value(
-        "measured_worker_ranks",
-        "Ranks of the workers of ranks that were measured, mean.",
-        lambda one: Sum(1, one.ranks),
+        "measured_prefill_worker_ranks",
+        "Ranks of the workers of ranks whose first tokens were measured, mean.",
+        lambda one: Sum(1, one.ranks) if one.computes else None,
+    ),
+    value(
+        "measured_decode_worker_ranks",
+        "Ranks of the workers of ranks whose times between tokens were measured, mean.",
+        lambda one: Sum(1, one.ranks) if one.writes else None,
     ),
 )
 
@@ -164,11 +173,11 @@ def _measured_ranks(partition: Partition) -> Iterator[_MeasuredRank | None]:
             continue
         slot, speed = one
         occupant = occupants[slot]  # None: it has left between two steps
-        decodes = speed.block.samples >= SURE
-        if occupant is not None and (decodes or speed.ttft.samples >= SURE):
+        computes, writes = speed.ttft.samples >= SURE, speed.block.samples >= SURE
+        if occupant is not None and (computes or writes):
             worker = occupant[0]
-            kv_tokens = (worker.spec.total_kv_blocks or 0) * block_size if decodes else 0
-            yield _MeasuredRank(kv_tokens, len(worker.slots))
+            kv_tokens = (worker.spec.total_kv_blocks or 0) * block_size
+            yield _MeasuredRank(kv_tokens, len(worker.slots), computes, writes)
 
 
 _SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (

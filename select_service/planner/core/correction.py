@@ -73,10 +73,11 @@ def expected_ttft_ms(
     if found is None:
         return 0.0
     queue, rho = found
-    longest = 1e3 * (queue.mean_s + max(queue.wait_s(rho), queue.lump_wait_s(rho)))
+    alone_s = queue.mean_s + queue.latency_s
+    longest = 1e3 * (alone_s + max(queue.wait_s(rho), queue.lump_wait_s(rho)))
     if not (goals.pooled or lumps_s) or not isinstance(window.ttft_ms, Value):
         return longest
-    shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
+    shortest = 1e3 * (alone_s + queue.wait_s(rho, engines, rho**engines))
     return min(max(window.ttft_ms.value, shortest), longest)
 
 
@@ -98,8 +99,14 @@ def measured_queue(
 
 
 def expected_itl_ms(surface: Surface, window: Window, engines: int) -> float:
-    """Return the profiled ITL at the measured concurrency; 0 if that is unknown."""
+    """Return the profiled ITL at the measured concurrency; 0 if that is unknown.
+
+    Or if requests wait for a place: what that takes says nothing of how fast engines are.
+    """
     live, isl, osl = window.concurrency, window.isl, window.osl
     if not (isinstance(live, Value) and isinstance(isl, Value) and isinstance(osl, Value)):
         return 0.0
-    return surface.decode.itl_ms(live.value / engines, isl.value + osl.value / 2)
+    each, context = live.value / engines, isl.value + osl.value / 2
+    if surface.decode.is_full(each, context):
+        return 0.0
+    return surface.decode.itl_ms(each, context)

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 KEEP_UP: Final = 0.85
 """The utilization of engines if their target cannot be met anyway."""
 
+NEAR: Final = 1.05
+"""A target below so many times what a single request takes is out of reach: engines are divided by
+the difference, and what the single request takes is never known as exactly."""
+BACK: Final = 1.15
+"""The same for a target that was out of reach before: counts are not to swing with measurements."""
+_ALONE: Final = 0.1
+"""Share of its room that an engine fills at such a target; above, few requests hardly slow it."""
+
 _ALL: Final = 1.0 - 1e-9  # 1, up to rounding
 _MOST: Final = 0.5  # share that may be slow if a target holds on average
 _SWING: Final = 0.69
@@ -52,6 +60,8 @@ def decode_need(
     attainment: float | None = None,
     spread: Spread = EXACT,
     in_lumps: bool = False,
+    slowness: float = 1.0,
+    reach: float = NEAR,
 ) -> DecodeNeed:
     """Return the engines for `rate` requests per second.
 
@@ -60,13 +70,16 @@ def decode_need(
         rate: requests per second.
         lengths: of prompts, all tokens: cached ones take room, too.
         osl: mean output tokens.
-        itl_ms: the profile's maximum, with corrections applied.
+        itl_ms: the target.
         gpus: of one engine.
         attainment: share of requests that must be in time; None: on average.
         spread: factors of the rate that may come, if a share must be in time.
         in_lumps: requests come together.
+        slowness: measured times over those of the surface.
+        reach: `NEAR` or `BACK`.
     """
-    work = _work(surface, rate, lengths, osl, itl_ms, gpus, in_lumps=in_lumps)
+    within = itl_ms / slowness
+    work = _work(surface, rate, lengths, osl, within, gpus, in_lumps=in_lumps, reach=reach)
     engines = work.engines
     # if every request is too slow anyway, more engines do not help
     if attainment is not None and engines and work.slow < _ALL:
@@ -74,12 +87,14 @@ def decode_need(
     slow_most = _MOST if attainment is None else 1.0 - attainment
     why = ""
     if work.slow > slow_most:
+        alone_ms = slowness * surface.itl_ms(1.0, work.slow_from)
+        longer = "" if work.slow >= _ALL else f", as long as {100 * work.slow:.1f} % are,"
         why = (
-            f"an engine with a single request of {work.slow_from:.0f} tokens is slower than the "
-            f"ITL target ({itl_ms:.1f} ms, corrections applied)"
+            f"the ITL target is {itl_ms:.1f} ms, and a single request of {work.slow_from:.0f} "
+            f"tokens{longer} takes {alone_ms:.1f} ms on an engine of its own: raise the target "
+            f"(--itl) to {math.ceil(10 * BACK * alone_ms) / 10:.1f} ms, or use faster engines; "
+            f"until then there are as many as keep up with what comes"
         )
-        if work.slow < _ALL:
-            why += f", and {100 * work.slow:.1f} % are as long"
     return DecodeNeed(engines, work.concurrency, why)
 
 
@@ -91,9 +106,10 @@ def decode_late(
     itl_ms: float,
     gpus: int,
     in_lumps: bool = False,
+    reach: float = NEAR,
 ) -> Callable[[float, int], float]:
     """Return a function from rate and engines to the share of requests slower than the target."""
-    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus, in_lumps=in_lumps)
+    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus, in_lumps=in_lumps, reach=reach)
 
     def late(rate: float, engines: int) -> float:
         if work.slow >= _ALL:
@@ -123,6 +139,7 @@ def _work(
     gpus: int,
     *,
     in_lumps: bool,
+    reach: float,
 ) -> _Work:
     engines = concurrency = variance = slow = 0.0
     least = math.inf
@@ -130,7 +147,9 @@ def _work(
         context = isl + osl / 2
         best = surface.best(itl_ms, context)
         busy = 1.0
-        if best is None:
+        if best is None or (
+            best.kv_usage < _ALONE and itl_ms < reach * surface.itl_ms(1.0, context)
+        ):
             slow, least, busy = slow + share, min(least, context), KEEP_UP
             best = surface.best(math.inf, context)
             assert best is not None, "a full engine keeps any ITL"

@@ -9,6 +9,7 @@ more than twice as slow or fast is replaced: a smaller deviation is that of `cor
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +21,9 @@ from select_service.planner.core.surface import DecodeSurface, PrefillCurve, Sur
 from select_service.planner.types import MOMENTS, Missing, Moments, Value
 
 if TYPE_CHECKING:
-    from select_service.planner.types import Window
+    from collections.abc import Mapping
+
+    from select_service.planner.types import Reading, Window
 
 SpeedSource: TypeAlias = Literal["auto", "profile", "learnt"]
 SPEEDS: Final[tuple[SpeedSource, ...]] = ("auto", "profile", "learnt")
@@ -32,6 +35,19 @@ MEMORY_S: Final = 3600.0
 """Time with measurements after which older ones weigh 1/e."""
 FULL: Final = 0.7
 """Share of KV tokens in use from which times between tokens say little of lower loads."""
+LATE_DOUBT: Final = 0.002
+"""Where times between tokens are beyond the target, lower loads are taken to be faster as far as
+loads did not differ by more than this; see `rank_speeds.DOUBT`, which counts where that still says
+that no load meets the target. Nobody has seen that none does."""
+WAITS: Final = 2.0
+"""Requests whose tokens took so many times as long as steps of their ranks waited for a place."""
+ROOM_MEASUREMENTS: Final = 8
+"""Fewer of an interval say nothing of the room that ranks have."""
+SMALLER: Final = 0.5
+"""A rank that is full with less than this part of the room it had is another one."""
+BUSY_BASE_S: Final = 0.02
+"""An engine is taken to be busy with a prompt, besides its tokens, for no longer than this. What a
+line begins with beyond is on the way, where many prompts are at once, and none waits."""
 BACK: Final = 1.5
 """A profile is believed again when it is wrong by no more than this."""
 FASTEST_TOKENS_PER_S: Final = 1e6
@@ -95,8 +111,14 @@ class LearntLine:
         """The line; None: too little was measured."""
         return self.line_below(math.inf)
 
-    def line_below(self, kv_tokens: float) -> Line | None:
-        """Return the line of engines with so many KV tokens; None: too little was measured."""
+    def line_below(self, kv_tokens: float, target_s: float = math.inf) -> Line | None:
+        """Return the line of engines with so many KV tokens; None: too little was measured.
+
+        Args:
+            kv_tokens: a rank has.
+            target_s: of times between tokens. Engines that were only measured beyond it may be
+                overloaded, or slow: lower loads tell which, and until then the first is assumed.
+        """
         count, x, y, xx, xy = self.sums
         if count < MEASUREMENTS_LEAST:
             return None
@@ -104,6 +126,10 @@ class LearntLine:
         is_full = math.sqrt(xx / count) > FULL * kv_tokens
         is_level = self._phase == "decode" and not is_full
         base_s, slope = line_through(count, x, y, xx, xy, is_level=is_level)
+        if is_level and y > target_s * count:
+            base_s, slope = line_through(count, x, y, xx, xy, is_level=False, doubt=LATE_DOUBT)
+            if base_s > target_s:
+                base_s, slope = line_through(count, x, y, xx, xy, is_level=False)
         fastest = 1.0 / FASTEST_TOKENS_PER_S
         if self._phase == "decode":
             return Line(max(base_s, fastest), slope, math.sqrt(xx / count))
@@ -130,6 +156,23 @@ class SpeedSettings(NamedTuple):
     """An engine is taken to bear so many times the context it was measured with, at most."""
 
 
+@dataclass(slots=True)
+class KnownEngines:
+    """What is known of engines besides their lines; kept over restarts."""
+
+    kv_tokens: float | None = None
+    """Of a rank, as registered; None: nobody has told."""
+    room: float | None = None
+    """Tokens that a rank had in its batch while requests waited for a place in it; None: none was
+    ever full."""
+    room_age_s: float = 0.0
+    """How long ago any waited."""
+    ranks: dict[Phase, float] = field(default_factory=dict)
+    """Of a worker."""
+    wrong: dict[Phase, float] = field(default_factory=dict)
+    """What profiles that are not believed are wrong by, as last compared."""
+
+
 class EngineSpeed:
     """The speed that a model is planned with.
 
@@ -142,6 +185,7 @@ class EngineSpeed:
         surface: to plan with; None: no speed is known.
         learnt: what was measured, by phase.
         by_measurement: phases in which the surface is that of measurements.
+        known: what else was learnt of the engines.
     """
 
     def __init__(
@@ -158,15 +202,46 @@ class EngineSpeed:
             "decode": LearntLine("decode"),
         }
         self.by_measurement: frozenset[Phase] = frozenset()
-        self._wrong: dict[Phase, float] = {}  # what profiles are wrong by, as last compared
-        self._kv_tokens = math.inf
-        self._ranks = 1.0
+        self.known = KnownEngines()
+        self._load = 0.0  # tokens that ranks attended to in the last interval
+        self._target_s = math.inf  # of times between tokens
 
-    def recall(self, phase: Phase, sums: Moments, age_s: float) -> None:
-        """Continue with what an earlier planner knew, so long ago."""
-        self.learnt[phase].sums, self.learnt[phase].age_s = sums, age_s
+    def recall(
+        self,
+        known: KnownEngines,
+        lines: Mapping[Phase, tuple[Moments, float]],
+        itl_ms: float = math.inf,
+    ) -> None:
+        """Continue with what an earlier planner knew, before the first interval ends.
 
-    def learn(self, window: Window, computed: float, passed_s: float | None = None) -> list[str]:
+        Args:
+            known: of engines.
+            lines: sums over measurements, and their age in seconds.
+            itl_ms: the target.
+        """
+        for phase, (sums, age_s) in lines.items():
+            self.learnt[phase].sums, self.learnt[phase].age_s = sums, age_s
+        self.known, self._target_s = known, itl_ms / 1e3
+        if self._settings.source == "profile":
+            return
+        self.by_measurement = frozenset(known.wrong)  # a profile that was not believed still is not
+        self._choose()
+
+    def servers(self, phase: Phase) -> float:
+        """Return how many an engine has that are each as fast as the surface says.
+
+        Profiles are of engines, and measurements of ranks, each with a queue and a batch of its
+        own.
+        """
+        return self.known.ranks.get(phase, 1.0) if phase in self.by_measurement else 1.0
+
+    def learn(
+        self,
+        window: Window,
+        computed: float,
+        passed_s: float | None = None,
+        itl_ms: float = math.inf,
+    ) -> list[str]:
         """Take a window's measurements in; returns what they change, in words.
 
         Args:
@@ -174,31 +249,70 @@ class EngineSpeed:
             computed: share of prompt tokens not cached on any worker.
             passed_s: since the last window; None: those that it is of. A window covers the time of
                 those before it of which nothing was told.
+            itl_ms: the target.
         """
         if self._settings.source == "profile":
             return []
         passed_s = window.seconds if passed_s is None else passed_s
         self.learnt["prefill"].learn(window.prefill_moments, window.seconds, passed_s)
         self.learnt["decode"].learn(window.itl_moments, window.seconds, passed_s)
+        self._target_s = itl_ms / 1e3
+        self._learn_engines(window, passed_s)
+        self.known.wrong |= self._ratios(window, computed)
+        problems = self._choose()
+        if self._profile is None:
+            return [f"{phase}: {why}" for phase, why in problems.items() if why]
+        return [
+            f"{phase} takes {ratio:.2f} times as long as profiled: it is planned as measured"
+            for phase, ratio in self.known.wrong.items()
+        ]
+
+    def _learn_engines(self, window: Window, passed_s: float) -> None:
+        """Learn what engines are besides fast: how many ranks they have, and how much room."""
+        known = self.known
+        told_ranks: dict[Phase, Reading] = {
+            "prefill": window.prefill_worker_ranks,
+            "decode": window.decode_worker_ranks,
+        }
+        for phase, ranks in told_ranks.items():
+            if isinstance(ranks, Value) and ranks.value >= 1.0:
+                known.ranks[phase] = ranks.value
         if isinstance(window.rank_kv_tokens, Value) and window.rank_kv_tokens.value > 0.0:
-            self._kv_tokens = window.rank_kv_tokens.value
-        if isinstance(window.worker_ranks, Value):
-            self._ranks = window.worker_ranks.value
+            known.kv_tokens = window.rank_kv_tokens.value
+        known.room_age_s += passed_s
+        if known.room_age_s > self._settings.age_most_s:
+            known.room = None
+        told, itl_ms = window.itl_moments, window.itl_ms
+        if (
+            isinstance(told, Missing)
+            or told.samples < ROOM_MEASUREMENTS
+            or _problem("decode", told)
+        ):
+            return
+        before, self._load = self._load, math.sqrt(told.xx / told.samples)
+        step_s = told.y / told.samples
+        waits_s = max(self._target_s, WAITS * step_s)
+        if isinstance(itl_ms, Value) and itl_ms.value > 1e3 * waits_s:
+            load = max(before, self._load)  # those that have ended now may have waited then
+            if known.room is None or not SMALLER * known.room <= load <= known.room:
+                known.room = load
+            known.room_age_s = 0.0
+        elif known.room is not None:
+            known.room = max(known.room, self._load)
+
+    def _choose(self) -> dict[Phase, str]:
+        """Choose between profile and measurements; returns why a phase was not measured."""
         problems = {phase: self._unknown(phase) for phase in self.learnt}
         if self._profile is None:
             self._take(dict.fromkeys(self.learnt, 0.0), problems)
-            return [f"{phase}: {why}" for phase, why in problems.items() if why]
-        wrong = {
+            return problems
+        self.known.wrong = {
             phase: ratio
-            for phase, ratio in (self._wrong | self._ratios(window, computed)).items()
+            for phase, ratio in self.known.wrong.items()
             if not problems[phase] and not self._is_believed(phase, ratio)
         }
-        self._wrong = wrong
-        self._take(wrong, dict.fromkeys(wrong, ""))
-        return [
-            f"{phase} takes {ratio:.2f} times as long as profiled: it is planned as measured"
-            for phase, ratio in wrong.items()
-        ]
+        self._take(self.known.wrong, dict.fromkeys(self.known.wrong, ""))
+        return problems
 
     def _is_believed(self, phase: Phase, ratio: float) -> bool:
         most = BACK if phase in self.by_measurement else FACTOR_MOST
@@ -213,8 +327,6 @@ class EngineSpeed:
         most_s = self._settings.age_most_s
         if learnt.age_s > most_s:
             return f"measured {learnt.age_s:.0f} s ago, which counts for {most_s:.0f} s"
-        if self._ranks > 1.0:
-            return f"ranks are measured, and workers have {self._ranks:g} each: it needs a profile"
         return ""
 
     def _ratios(self, window: Window, computed: float) -> dict[Phase, float]:
@@ -229,7 +341,8 @@ class EngineSpeed:
             found["prefill"] = 1e3 * prefill.at(tokens) / profile.prefill.ttft_ms(tokens)
         if decode is not None and isinstance(osl, Value):
             context = isl + osl.value / 2
-            profiled = profile.decode.itl_ms(decode.load / context, context)
+            load = decode.load * self.known.ranks.get("decode", 1.0)  # the profile is of an engine
+            profiled = profile.decode.itl_ms(load / context, context)
             found["decode"] = 1e3 * decode.at(decode.load) / profiled
         return found
 
@@ -252,14 +365,18 @@ class EngineSpeed:
     def _prefill(self) -> PrefillCurve:
         line = self.learnt["prefill"].line
         assert line is not None, "a phase is planned as measured when it was"
-        ttft_s = line.base_s + line.s_per_token * _LENGTHS
-        return PrefillCurve(PrefillProfile(_LENGTHS, 1e3 * ttft_s, _LENGTHS / ttft_s))
+        busy_s = min(line.base_s, BUSY_BASE_S) + line.s_per_token * _LENGTHS
+        latency_ms = 1e3 * max(0.0, line.base_s - BUSY_BASE_S)
+        profile = PrefillProfile(_LENGTHS, 1e3 * busy_s, _LENGTHS / busy_s)
+        return PrefillCurve(profile, latency_ms)
 
     def _decode(self) -> DecodeSurface:
         """Return the decode half; of an engine that bears no more than was nearly measured."""
-        line = self.learnt["decode"].line_below(self._kv_tokens)
+        known = self.known
+        room = min(known.kv_tokens or math.inf, known.room or math.inf)
+        line = self.learnt["decode"].line_below(room, self._target_s)
         assert line is not None, "as above"
-        kv_tokens = max(1.0, min(self._kv_tokens, self._settings.load_factor * line.load))
+        kv_tokens = max(1.0, min(room, self._settings.load_factor * line.load))
         used, context = (one.reshape(-1) for one in np.meshgrid(_SHARES, _CONTEXTS))
         itl_s = line.base_s + line.s_per_token * used * kv_tokens
         throughput = used * kv_tokens / context / itl_s / self._gpus

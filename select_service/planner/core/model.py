@@ -132,6 +132,7 @@ class PlannedModel(ModelNeeds):
         known = self.demand.stretches(interval_s, steps + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0].forecast if known else None
+        self._judge_reach(self.forecast)
         self._expect(known, now, is_counted=is_counted)
         self._liken(interval_s, look_s)
         self._try_steady(look_s)
@@ -424,18 +425,21 @@ class PlannedModel(ModelNeeds):
                     now,
                     target_ms=target_ms,
                     isl=isl,
-                    ready=ready,
+                    ready=self._servers("prefill", ready),
                     arriving=self._arrivals.latest,
                 )
             )
         if role != "prefill":
-            osl = forecast.osl
+            osl, ready = forecast.osl, self._servers("decode", ready)
             surges.append(
                 pool.decodes.decode(self.surface, load, now, itl_ms=itl_ms, osl=osl, ready=ready)
             )
         found = [
             (
-                max(self._engines_at(pool, forecast, one.rate, one.spread), one.engines_least),
+                max(
+                    self._engines_at(pool, forecast, one.rate, one.spread),
+                    self._engines("prefill", one.engines_least),
+                ),
                 one.why,
             )
             for one in surges
@@ -464,7 +468,7 @@ class PlannedModel(ModelNeeds):
         if rate is not None:
             why = f"{rate:.2f} requests/s come"
         elif isinstance(live, Value) and isinstance(context, Value) and answering:
-            engines = max(1, answering[0].state.ready)
+            engines = self._servers("decode", max(1, answering[0].state.ready))
             osl = forecast.osl * self.d_correction.factor
             rate = rate_ended(self.surface, live.value, context.value, osl=osl, engines=engines)
             why = f"{live.value:.0f} requests are live, as of {rate:.2f} requests/s"
@@ -484,7 +488,8 @@ class PlannedModel(ModelNeeds):
             if pool.key.role != "decode":
                 self._correct_prefill(window, engines, samples, steady=steady)
             if pool.key.role != "prefill":
-                expected = expected_itl_ms(self.surface, window, engines)
+                servers = self._servers("decode", engines)
+                expected = expected_itl_ms(self.surface, window, servers)
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
 
 

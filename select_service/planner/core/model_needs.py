@@ -11,6 +11,7 @@ from select_service.planner.core.correction import (
     expected_ttft_ms,
     measured_queue,
 )
+from select_service.planner.core.decode_sizing import BACK, NEAR
 from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.marginal_value import table_of
 from select_service.planner.core.pool import SAME
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.planner.core.demand import Demand, Forecast
-    from select_service.planner.core.engine_speed import EngineSpeed
+    from select_service.planner.core.engine_speed import EngineSpeed, Phase
     from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.pool import PlannedPool
@@ -52,6 +53,7 @@ class ModelNeeds:
         self.demand = demand
         self.p_correction = Correction()
         self.d_correction = Correction()
+        self._reach = NEAR  # of the ITL target
 
     @property
     def surface(self) -> Surface:
@@ -66,7 +68,7 @@ class ModelNeeds:
         way around.
         """
         before = self.speed.by_measurement
-        told = self.speed.learn(window, self.demand.computed, passed_s)
+        told = self.speed.learn(window, self.demand.computed, passed_s, self.goals.itl_ms)
         changed = before ^ self.speed.by_measurement
         if "prefill" in changed:
             self.p_correction = Correction()
@@ -77,6 +79,7 @@ class ModelNeeds:
     def _correct_prefill(
         self, window: Window, engines: int, samples: float, *, steady: bool
     ) -> None:
+        engines = self._servers("prefill", engines)
         lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
         most_s = lumps.most_s(samples, window.seconds)
         expected = expected_ttft_ms(self.surface, self.goals, computed, window, engines, most_s)
@@ -87,14 +90,32 @@ class ModelNeeds:
             if found is not None:
                 lumps.learn(*found, ttft_ms.value, most_s)
 
+    def _judge_reach(self, forecast: Forecast | None) -> None:
+        """Judge whether the ITL target is out of reach: once an interval, and for all of it."""
+        if forecast is not None:
+            self._reach = BACK if self._decode(forecast, 1).infeasible else NEAR
+
+    def _decode(self, forecast: Forecast, gpus: int) -> Need:
+        slowness = self.d_correction.factor
+        return size_decode(
+            self.surface, forecast, self.goals, slowness, gpus=gpus, reach=self._reach
+        )
+
+    def _servers(self, phase: Phase, engines: int) -> int:
+        """Return how many prompts, or batches, so many engines compute at once."""
+        return round(engines * self.speed.servers(phase))
+
+    def _engines(self, phase: Phase, servers: float) -> float:
+        return servers / self.speed.servers(phase)
+
     def _need(self, pool: PlannedPool, forecast: Forecast) -> Need:
         role, gpus = pool.key.role, pool.settings.gpus
         prefill = size_prefill(self.surface, forecast, self.goals, self.p_correction.factor)
+        prefill = prefill._replace(engines=self._engines("prefill", prefill.engines))
         if role == "prefill":
             return prefill
-        decode = size_decode(
-            self.surface, forecast, self.goals, self.d_correction.factor, gpus=gpus
-        )
+        decode = self._decode(forecast, gpus)
+        decode = decode._replace(engines=self._engines("decode", decode.engines))
         if role == "decode":
             return decode
         infeasible = "; ".join(one for one in (prefill.infeasible, decode.infeasible) if one)
@@ -118,9 +139,13 @@ class ModelNeeds:
     def _late_of(self, pool: PlannedPool, exact: Forecast) -> Callable[[float, int], float]:
         """Return a function from rate and engines to the share of late requests."""
         if pool.key.role == "prefill":
-            return late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
+            late = late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
+            return lambda rate, engines: late(rate, self._servers("prefill", engines))
         if pool.key.role == "decode":
             factor, gpus = self.d_correction.factor, pool.settings.gpus
-            return late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
+            slow = late_decode(
+                self.surface, exact, self.goals, factor, gpus=gpus, reach=self._reach
+            )
+            return lambda rate, engines: slow(rate, self._servers("decode", engines))
         # of engines that do both, all requests are late, or none is
         return lambda rate, engines: float(self._needed(pool, exact, rate) > engines)

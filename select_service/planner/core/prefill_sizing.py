@@ -60,6 +60,8 @@ class PrefillQueue:
         self._times = [
             (slowness * curve.ttft_ms(tokens) / 1e3, share) for tokens, share in lengths.points
         ]
+        self.latency_s = slowness * curve.latency_ms / 1e3
+        """What a first token takes beside the queue, in which no engine is busy."""
         self.mean_s = sum(seconds * share for seconds, share in self._times)
         self.square = sum(seconds * seconds * share for seconds, share in self._times)
 
@@ -81,13 +83,11 @@ class PrefillQueue:
             pooled: no request waits while an engine is free.
             spread: factors of the rate that may come, if a share must be in time.
         """
+        told_ms, target_s = 1e3 * target_s, target_s - self.latency_s
         spare = target_s - self.mean_s
         if spare <= 0:
-            why = (
-                f"one prompt alone takes {1e3 * self.mean_s:.0f} ms on an idle engine, "
-                f"the TTFT target is {1e3 * target_s:.0f} ms"
-            )
-            return PrefillNeed(math.inf, 0.0, self.mean_s, why)
+            alone_ms = 1e3 * (self.mean_s + self.latency_s)
+            return PrefillNeed(math.inf, 0.0, self.mean_s, _out_of_reach(told_ms, alone_ms))
         why = ""
         chance_of = _erlang_c if pooled else _always_own
         if attainment is None:
@@ -97,7 +97,7 @@ class PrefillQueue:
                 wait_s = self.wait_s(rho, engines, chance_of(work, engines))
                 return max(wait_s, self.lump_wait_s(rho)) <= spare
         else:
-            late_most, why = self._late_allowed(target_s, 1.0 - attainment)
+            late_most, why = self._late_allowed(target_s, 1.0 - attainment, told_ms)
 
             def keeps(work: float, engines: int) -> bool:
                 late = 0.0
@@ -133,7 +133,7 @@ class PrefillQueue:
 
     def late_on(self, rate: float, target_s: float, engines: int, *, pooled: bool) -> float:
         """Return the share of late requests, at a rate on this many engines."""
-        work = rate * self.mean_s
+        work, target_s = rate * self.mean_s, target_s - self.latency_s
         chance = (_erlang_c if pooled else _always_own)(work, engines)
         alone = self.late(work / engines, target_s, engines, chance)
         return max(alone, self._lump_late(work, target_s, engines))
@@ -143,7 +143,7 @@ class PrefillQueue:
 
         The middle one of a lump waits until half of the others are computed; without its own half.
         """
-        return (ttft_s - self.mean_s / 2) / rho if rho else 0.0
+        return (ttft_s - self.latency_s - self.mean_s / 2) / rho if rho else 0.0
 
     def lump_wait_s(self, rho: float) -> float:
         """Return the mean wait in lumps."""
@@ -159,7 +159,7 @@ class PrefillQueue:
             for seconds, share in self._times
         )
 
-    def _late_allowed(self, target_s: float, late_most: float) -> tuple[float, str]:
+    def _late_allowed(self, target_s: float, late_most: float, told_ms: float) -> tuple[float, str]:
         too_long = self.late(0.0, target_s, 1, 0.0)
         if too_long <= _LATE_EXTRA * late_most:
             return late_most, ""
@@ -167,9 +167,18 @@ class PrefillQueue:
         if too_long > late_most:
             why = (
                 f"{100 * too_long:.1f} % of prompts take longer than the TTFT target of "
-                f"{1e3 * target_s:.0f} ms on an idle engine"
+                f"{told_ms:.0f} ms on an idle engine: raise the target (--ttft), lower the share "
+                f"(--attainment), or use faster engines"
             )
         return too_long + _LATE_EXTRA * late_most, why
+
+
+def _out_of_reach(target_ms: float, alone_ms: float) -> str:
+    return (
+        f"the TTFT target is {target_ms:.0f} ms, and one prompt alone takes {alone_ms:.0f} ms on "
+        f"an idle engine: raise the target (--ttft) beyond that, or use faster engines; until "
+        f"then there are as many as keep up with what comes"
+    )
 
 
 def _independent(work: float, keeps: Callable[[float, int], bool]) -> float:

@@ -148,7 +148,8 @@ class QueueMonitor:
         one_s = surface.prefill.ttft_ms(isl) / 1e3
         work_s = tokens / isl * one_s
         self._growth.hear(work_s, now - load.ago_s)
-        spare_s = max(target_ms / 1e3 - one_s, 0.1 * target_ms / 1e3)
+        spare_s = (target_ms - surface.prefill.latency_ms) / 1e3 - one_s
+        spare_s = max(spare_s, 0.1 * target_ms / 1e3)
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
             return None  # chance
         growth = self._growth.per_s

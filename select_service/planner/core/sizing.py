@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.planner.core.decode_sizing import KEEP_UP, decode_late, decode_need
+from select_service.planner.core.decode_sizing import KEEP_UP, NEAR, decode_late, decode_need
 from select_service.planner.core.prefill_sizing import PrefillQueue
 
 if TYPE_CHECKING:
@@ -59,21 +59,29 @@ def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: f
 
 
 def size_decode(
-    surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
+    surface: Surface,
+    forecast: Forecast,
+    goals: Goals,
+    slowness: float,
+    *,
+    gpus: int,
+    reach: float = NEAR,
 ) -> Need:
     """Return the engines that generate the forecast's outputs fast enough."""
-    corrected = goals.itl_ms / slowness
     need = decode_need(
         surface.decode,
         rate=forecast.rate,
         lengths=forecast.lengths,
         osl=forecast.osl,
-        itl_ms=corrected,
+        itl_ms=goals.itl_ms,
         gpus=gpus,
         attainment=goals.attainment,
         spread=forecast.spread,
         in_lumps=forecast.lumps_s > 0,
+        slowness=slowness,
+        reach=reach,
     )
+    corrected = goals.itl_ms / slowness
     terms = {"corrected_itl": corrected, "rate": forecast.rate, "concurrency": need.concurrency}
     return Need(need.engines, terms, need.why)
 
@@ -94,7 +102,13 @@ def late_prefill(
 
 
 def late_decode(
-    surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
+    surface: Surface,
+    forecast: Forecast,
+    goals: Goals,
+    slowness: float,
+    *,
+    gpus: int,
+    reach: float = NEAR,
 ) -> Callable[[float, int], float]:
     """Return a function from rate and engines to the share of requests slower than the target."""
     return decode_late(
@@ -104,4 +118,5 @@ def late_decode(
         itl_ms=goals.itl_ms / slowness,
         gpus=gpus,
         in_lumps=forecast.lumps_s > 0,
+        reach=reach,
     )

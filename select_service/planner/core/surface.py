@@ -24,9 +24,15 @@ Rows: TypeAlias = NDArray[np.intp]
 
 
 class PrefillCurve:
-    """The time one engine takes per prompt."""
+    """The time one engine takes per prompt.
 
-    def __init__(self, profile: PrefillProfile) -> None:
+    Args:
+        profile: of an engine that computes nothing else.
+        latency_ms: that a first token takes besides, in which the engine computes others.
+    """
+
+    def __init__(self, profile: PrefillProfile, latency_ms: float = 0.0) -> None:
+        self.latency_ms = latency_ms
         ttft = isotonic(profile.ttft_ms)
         self._curve = MonotoneCurve(profile.isl, ttft)
         self._first, self._last = float(profile.isl[0]), float(profile.isl[-1])
@@ -34,7 +40,7 @@ class PrefillCurve:
         self._slope_beyond = max(rise, float(ttft[-1] / profile.isl[-1]))
 
     def ttft_ms(self, isl: float) -> float:
-        """Return the time of one prompt; extrapolated beyond the profile, not cut off."""
+        """Return how long one prompt keeps an engine busy, also beyond the lengths profiled."""
         beyond = max(0.0, isl - self._last)
         return self._curve.at(isl) + beyond * self._slope_beyond
 
@@ -65,6 +71,10 @@ class DecodeSurface:
         """Return the ITL of an engine with this many requests, at most that of a full one."""
         kv_usage = concurrency * context / self._max_kv_tokens
         return float(np.interp(kv_usage, self._kv, self._at(self._itl, context)))
+
+    def is_full(self, concurrency: float, context: float) -> bool:
+        """Whether some of so many requests wait for others to end."""
+        return concurrency * context > self._max_kv_tokens
 
     def best(self, itl_ms: float, context: float) -> Capacity | None:
         """Return the highest capacity within an ITL; None if even a single request is slower."""

@@ -9,13 +9,14 @@ import contextlib
 import math
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
 
 from select_service.planner.core.demand import Interval, resampled
-from select_service.planner.core.engine_speed import Phase
+from select_service.planner.core.engine_speed import KnownEngines, Phase
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import ModelKey, Moments, PoolKey, PoolState, Role
 
@@ -53,6 +54,8 @@ class _ModelMemory(msgspec.Struct):
     """Unknown intervals in a row, at the end."""
     learnt: dict[Phase, _LineMemory] = {}
     """How fast its engines were measured to be."""
+    engines: KnownEngines | None = None
+    """What else was learnt of them; None: an older file."""
 
 
 class _PoolMemory(msgspec.Struct):
@@ -143,9 +146,12 @@ class StateFile:
                     fleet.interval_s,
                     _since(memory, one, at, fleet.interval_s),
                 )
-                away_s = _away_s(memory, at)
-                for phase, line in one.learnt.items():
-                    model.speed.recall(phase, line.sums, line.age_s + away_s)
+                away_s, engines = _away_s(memory, at), one.engines or KnownEngines()
+                model.speed.recall(
+                    replace(engines, room_age_s=engines.room_age_s + away_s),
+                    {phase: (line.sums, line.age_s + away_s) for phase, line in one.learnt.items()},
+                    model.goals.itl_ms,
+                )
         return memory
 
     def write(
@@ -179,6 +185,7 @@ class StateFile:
                     for phase, line in one.speed.learnt.items()
                     if line.sums.samples
                 },
+                one.speed.known,
             )
             for one in fleet.models
         ]
@@ -246,11 +253,16 @@ def _away_s(memory: Memory, at: float) -> float:
 
 
 def _is_past(one: _ModelMemory) -> bool:
-    factors = (one.computed, one.p_correction, one.d_correction)
-    sums = (number for line in one.learnt.values() for number in (*line.sums, line.age_s))
+    factors = [one.computed, one.p_correction, one.d_correction]
+    numbers = [n for line in one.learnt.values() for n in (*line.sums, line.age_s)]
+    if one.engines is not None:
+        known = one.engines
+        factors += [n for n in (known.kv_tokens, known.room) if n is not None]
+        factors += [*known.ranks.values(), *known.wrong.values()]
+        numbers.append(known.room_age_s)
     return (
-        all(factor > 0 for factor in factors)
-        and all(0 <= number < math.inf for number in sums)
+        all(0 < factor < math.inf for factor in factors)
+        and all(0 <= number < math.inf for number in numbers)
         and all(
             value is None or value >= 0
             for interval in one.history

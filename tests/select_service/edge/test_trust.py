@@ -272,7 +272,8 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
     assert told("tokens_squared") == pytest.approx(2 * 1600**2 + 2 * 3200**2)
     assert told("token_seconds") == pytest.approx((2 * 1600 + 2 * 3200) * 0.01)
     assert value(samples, "measured_rank_kv_tokens", **SCOPE) == 8000  # of the one that told
-    assert value(samples, "measured_worker_ranks", **SCOPE) == 1
+    assert value(samples, "measured_decode_worker_ranks", **SCOPE) == 1
+    assert "select_service_measured_prefill_worker_ranks" not in names(samples)
     read = parse((await client.get("/metrics")).text, [SCOPE["model_name"]])  # as the planner does
     for moment in MOMENTS:
         assert read["measured_itl_moments_total", "default", "default", moment] == told(moment)
@@ -290,7 +291,8 @@ async def test_ranks_that_only_compute_prompts_are_told_of_as_well(
     for _ in range(4):
         partition.ledger.loads.speeds.computed(slot, 1000, 0.1)
     samples = await scrape(client)
-    assert value(samples, "measured_worker_ranks", **SCOPE) == 4
+    assert value(samples, "measured_prefill_worker_ranks", **SCOPE) == 4
+    assert "select_service_measured_decode_worker_ranks" not in names(samples)
     assert "select_service_measured_rank_kv_tokens" not in names(samples)
 
 

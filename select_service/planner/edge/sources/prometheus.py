@@ -104,11 +104,12 @@ class PrometheusSource:
         )
         isl, osl, ttft_ms, itl_ms, request_s, effective = means
         isl_mix = await self._mix(names.isl, model, seconds)
-        prefills, itls, kv_tokens, ranks = await asyncio.gather(
+        prefills, itls, kv_tokens, computing, writing = await asyncio.gather(
             self._moments(names.prefill_moments, model, seconds),
             self._moments(names.itl_moments, model, seconds),
             self._largest(names.rank_kv_tokens, model),
-            self._largest(names.worker_ranks, model),
+            self._largest(names.prefill_worker_ranks, model),
+            self._largest(names.decode_worker_ranks, model),
         )
         live = await self._live(model, seconds)
         if isinstance(live, Missing):
@@ -127,7 +128,8 @@ class PrometheusSource:
             prefill_moments=prefills,
             itl_moments=itls,
             rank_kv_tokens=kv_tokens,
-            worker_ranks=ranks,
+            prefill_worker_ranks=computing,
+            decode_worker_ranks=writing,
         )
 
     async def _live(self, model: ModelKey, seconds: float) -> Reading:

@@ -312,7 +312,8 @@ class SelectorSource:
             prefill_moments=self._moments("measured_prefill_moments_total", model),
             itl_moments=self._moments("measured_itl_moments_total", model),
             rank_kv_tokens=self._gauge("measured_rank_kv_tokens", model),
-            worker_ranks=self._gauge("measured_worker_ranks", model),
+            prefill_worker_ranks=self._gauge("measured_prefill_worker_ranks", model),
+            decode_worker_ranks=self._gauge("measured_decode_worker_ranks", model),
             arrived=self._arrived(model),
             arrived_s=self._clock() - self._looked_at,
         )

@@ -32,7 +32,8 @@ _READ: Final = tuple(
         "measured_prefill_moments_total{",
         "measured_itl_moments_total{",
         "measured_rank_kv_tokens{",
-        "measured_worker_ranks{",
+        "measured_prefill_worker_ranks{",
+        "measured_decode_worker_ranks{",
     )
 )
 _INSTANCE: Final = PREFIX + "instance_info"

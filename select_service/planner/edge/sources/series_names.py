@@ -37,8 +37,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Counters by `moment` of what ranks were measured to take; as of the selectors."""
     itl_moments: str = ""
     rank_kv_tokens: str = ""
-    """A gauge, of which the largest counts; so is the next."""
-    worker_ranks: str = ""
+    """A gauge, of which the largest counts; so are the next."""
+    prefill_worker_ranks: str = ""
+    decode_worker_ranks: str = ""
     model_label: str = "model"
     tenant_label: str = ""
     """Empty: tenants are not distinguished."""
@@ -69,7 +70,8 @@ SELECTOR: Final = Names(
     prefill_moments="select_service_measured_prefill_moments_total",
     itl_moments="select_service_measured_itl_moments_total",
     rank_kv_tokens="select_service_measured_rank_kv_tokens",
-    worker_ranks="select_service_measured_worker_ranks",
+    prefill_worker_ranks="select_service_measured_prefill_worker_ranks",
+    decode_worker_ranks="select_service_measured_decode_worker_ranks",
     model_label="model_name",
     tenant_label="tenant_id",
     # every selector knows the whole load, so take the fullest book, never the sum; requests waiting

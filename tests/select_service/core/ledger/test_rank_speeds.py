@@ -284,6 +284,7 @@ def test_what_engines_attend_to_is_told_without_what_a_price_adds(fraction: floa
     first, second, _ = [ledger.book(name, 0, hashes, 160, 1.0, isl_tokens=160) for name in "abc"]
     for one in (first, second):
         ledger.prefill_complete(one, 1.0)
+        one.first_token_at = SURE + 2.0
     for number in range(SURE + 2):
         ledger.output_block(first, fraction, 2.0 + number)
     told = ledger.loads.speeds.blocks
@@ -293,6 +294,9 @@ def test_what_engines_attend_to_is_told_without_what_a_price_adds(fraction: floa
     assert told.count == 1
     ledger.output_block(first, fraction, 2.0 + outputs)
     assert told.count == 2
+    before = told.x
+    ledger.output_block(first, fraction, 3.0 + outputs)
+    assert told.x - before == 10 + outputs + 3, "the second has waited for longer than two reports"
 
 
 def test_all_blocks_told_at_the_end_are_not_timed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from select_service.planner.core.engine_speed import (
     SpeedSettings,
 )
 from select_service.planner.core.surface import Surface
-from select_service.planner.types import IDLE, Load, Missing, Moments, Value, Window
+from select_service.planner.types import IDLE, Load, Missing, Moments, Reading, Value, Window
 from tests.select_service.planner.core.planned_fleet import (
     BUSY,
     DECODE,
@@ -41,7 +42,7 @@ ITLS = measured(0.006, 0.12e-6, (20_000.0, 40_000.0, 60_000.0), 100)
 
 def window(**told: Any) -> Window:
     known = {name: getattr(BUSY, name) for name in ("requests", "isl", "osl")}
-    moments = {"prefill_moments": PREFILLS, "itl_moments": ITLS, "worker_ranks": Value(1.0)}
+    moments = {"prefill_moments": PREFILLS, "itl_moments": ITLS}
     return Window(seconds=INTERVAL, **(known | moments | told))
 
 
@@ -191,8 +192,11 @@ def test_a_speed_that_becomes_too_old_while_nothing_is_told_holds_replicas() -> 
     assert run.counts == before
 
 
+@pytest.mark.parametrize("kv_tokens", [Value(200_000.0), Missing("no worker told")])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
-def test_engines_that_are_full_are_not_taken_for_slow_ones(spread: float) -> None:
+def test_engines_that_are_full_are_not_taken_for_slow_ones(
+    spread: float, kv_tokens: Reading
+) -> None:
     """Of a load that hardly varies, and of one that waits, times between tokens are level."""
     one = model()
     one.speed = EngineSpeed(None)
@@ -203,7 +207,7 @@ def test_engines_that_are_full_are_not_taken_for_slow_ones(spread: float) -> Non
         pairs = [(load, SURFACE.decode.itl_ms(load / 3150.0, 3150.0) / 1e3) for load in loads]
         rows = [(1.0, x, y, x * x, x * y) for x, y in pairs]
         sums = Moments(*(sum(column) for column in zip(*rows, strict=True)))
-        decision = run.slow(window(itl_moments=sums, rank_kv_tokens=Value(200_000.0)))
+        decision = run.slow(window(itl_moments=sums, rank_kv_tokens=kv_tokens))
         assert not decision.infeasible
     with_profile = Run(prefill=3, decode=2)
     with_profile.slow(window())
@@ -239,11 +243,58 @@ def test_what_was_measured_long_ago_counts_no_more() -> None:
     assert speed.surface is not None
 
 
-def test_ranks_that_share_a_worker_need_a_profile() -> None:
+def test_a_worker_of_several_ranks_is_as_many_engines() -> None:
+    """Each rank has a queue and a batch of its own, and was measured by itself."""
+    counts = []
+    for ranks in (1.0, 4.0):
+        one = model()
+        one.speed = EngineSpeed(None)
+        run = Run(one, prefill=int(12 / ranks), decode=int(16 / ranks), correct=True)
+        told = {"prefill_worker_ranks": Value(ranks), "decode_worker_ranks": Value(ranks)}
+        live, itl_ms = 16 * 40_000.0 / 3150.0, 6.0 + 0.12e-3 * 40_000.0
+        many = Value(4 * 5400.0)
+        for _ in range(4):
+            run.slow(
+                window(
+                    requests=many,
+                    concurrency=Value(live),
+                    itl_ms=Value(itl_ms),
+                    ttft_ms=Value(110.0),
+                    **told,
+                )
+            )
+        assert one.d_correction.factor == pytest.approx(1.0, rel=0.1), "it is as measured"
+        counts.append(run.counts)
+        run.fast(Load(prefill_backlog_tokens=Value(60_000.0), concurrency=Value(live)))
+        counts.append(run.counts)
+    slow, fast, slow_of_four, fast_of_four = counts
+    assert slow_of_four == tuple(math.ceil(one / 4) for one in slow)
+    assert fast_of_four == tuple(math.ceil(one / 4) for one in fast)
+
+
+def test_ranks_are_those_of_the_workers_of_each_phase() -> None:
     speed = EngineSpeed(None)
-    told = speed.learn(window(worker_ranks=Value(4.0)), 1.0)
-    assert "decode: ranks are measured, and workers have 4 each: it needs a profile" in told
-    assert speed.surface is None
+    speed.learn(window(prefill_worker_ranks=Value(8.0), decode_worker_ranks=Value(1.0)), 1.0)
+    assert (speed.servers("prefill"), speed.servers("decode")) == (8.0, 1.0)
+    speed.learn(window(prefill_worker_ranks=Missing("no answer")), 1.0)
+    assert speed.servers("prefill") == 8.0
+    profiled = EngineSpeed(SURFACE)
+    profiled.learn(window(prefill_worker_ranks=Value(8.0)), 1.0)
+    assert profiled.by_measurement == frozenset()
+    assert profiled.servers("prefill") == 1.0, "a profile is of an engine"
+
+
+@pytest.mark.parametrize("ranks", [1.0, 4.0])
+def test_a_profile_of_an_engine_is_compared_with_all_of_its_ranks(ranks: float) -> None:
+    load = 40_000.0 / ranks
+    itl_s = SURFACE.decode.itl_ms(40_000.0 / 3150.0, 3150.0) / 1e3
+    speed = EngineSpeed(SURFACE)
+    speed.learn(
+        window(itl_moments=measured(itl_s, 0.0, (load,), 300), decode_worker_ranks=Value(ranks)),
+        1.0,
+    )
+    assert speed.by_measurement == frozenset()
+    assert not speed.known.wrong
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ async def test_what_selectors_measured_is_told_of_the_time_of_the_window() -> No
     assert window.prefill_moments == pytest.approx((60.0, 120e3, 3.0, 240e6, 6000.0))
     assert window.itl_moments == Missing("no selector tells measured_itl_moments_total")
     assert window.rank_kv_tokens == Value(400_000.0)
-    assert isinstance(window.worker_ranks, Missing)
+    assert isinstance(window.prefill_worker_ranks, Missing)
     await source.close()
 
 

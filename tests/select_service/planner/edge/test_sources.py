@@ -184,7 +184,7 @@ async def test_what_selectors_measured_is_asked_for_by_moment() -> None:
     series = "select_service_measured_itl_moments_total"
     assert window.itl_moments == Missing(f'no series {series} of moment "tokens"')
     assert window.rank_kv_tokens == Value(400_000.0)
-    assert isinstance(window.worker_ranks, Missing)
+    assert isinstance(window.prefill_worker_ranks, Missing)
     asked.clear()
     other = PrometheusSource("http://p", client=client(answer))
     window = (await other.windows([KEY], 180.0))[KEY]

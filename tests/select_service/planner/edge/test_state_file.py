@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from select_service.planner.core.demand import Interval
+from select_service.planner.core.engine_speed import EngineSpeed, KnownEngines
 from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import Moments, PoolState
+from select_service.planner.types import Missing, Moments, PoolState, Value
 from tests.harms import HARMS, Harm, flipped
+from tests.select_service.planner.core import planned_fleet
+from tests.select_service.planner.core.planned_fleet import SURFACE, Run
+from tests.select_service.planner.core.test_engine_speed import measured, window
 from tests.select_service.planner.edge.loops import loop_of
 from tests.select_service.planner.edge.test_restarts import unsigned
 
@@ -50,13 +56,16 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert StateFile(path).read(fleet).decision_id == 3
 
 
+KNOWN = KnownEngines(400e3, 90e3, 30.0, {"prefill": 8.0}, {"decode": 2.5})
+
+
 def remembering() -> FleetPlan:
     """A fleet with a history."""
     fleet = loop_of().fleet
     for model in fleet.models:
         for requests in (5400.0, 10.25):
             model.demand.history.append(Interval(requests, 3000.0, None))
-        model.speed.recall("decode", ITLS, 60.0)
+        model.speed.recall(KNOWN, {"decode": (ITLS, 60.0)})
     return fleet
 
 
@@ -72,7 +81,8 @@ def past_of(path: Path) -> tuple[bool, object]:
     fleet, state = loop_of().fleet, StateFile(path)
     memory = state.read(fleet)
     histories = [
-        (list(one.demand.history), one.speed.learnt["decode"].sums) for one in fleet.models
+        (list(one.demand.history), one.speed.learnt["decode"].sums, one.speed.known)
+        for one in fleet.models
     ]
     return state.damaged, (memory.decision_id, memory.at, memory.states, histories)
 
@@ -114,6 +124,78 @@ def test_what_was_measured_ages_while_no_planner_runs(tmp_path: Path) -> None:
         assert model.speed.learnt["decode"].sums == ITLS
         assert model.speed.learnt["decode"].age_s == 3660.0
         assert not model.speed.learnt["prefill"].sums.samples
+        assert model.speed.known == replace(KNOWN, room_age_s=3630.0)
+
+
+def test_a_file_from_before_engines_were_kept_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    memory = json.loads(unsigned(written(path).decode()))
+    for one in memory["models"]:
+        del one["engines"]
+    path.write_bytes(signed(json.dumps(memory, separators=(",", ":")).encode()))
+    state, fleet = StateFile(path), loop_of().fleet
+    assert state.read(fleet).decision_id == 1234
+    assert not state.damaged
+    for model in fleet.models:
+        assert model.speed.learnt["decode"].sums == ITLS
+        assert model.speed.known == KnownEngines()
+
+
+@pytest.mark.parametrize(
+    "harm", [{"room": -1.0}, {"kv_tokens": 0.0}, {"ranks": {"prefill": 0.0}}, {"room_age_s": -1.0}]
+)
+def test_engines_that_cannot_be_are_damage(tmp_path: Path, harm: dict[str, object]) -> None:
+    path = tmp_path / "planner.json"
+    memory = json.loads(unsigned(written(path).decode()))
+    memory["models"][0]["engines"] |= harm
+    path.write_bytes(signed(json.dumps(memory, separators=(",", ":")).encode()))
+    state = StateFile(path)
+    state.read(loop_of().fleet)
+    assert state.damaged
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0])
+@pytest.mark.parametrize("has_profile", [True, False])
+def test_the_plan_after_a_restart_is_the_one_before(
+    tmp_path: Path, times: float, has_profile: bool
+) -> None:
+    """With room that was learnt, ranks, corrections, and a profile that is not believed."""
+
+    def planner() -> Run:
+        planned = planned_fleet.model()
+        planned.speed = EngineSpeed(SURFACE if has_profile else None)
+        return Run(planned, prefill=3, decode=2, correct=True)
+
+    full = window(
+        prefill_moments=measured(times * 0.012, times * 28e-6, (500.0, 3000.0, 9000.0), 100),
+        itl_moments=measured(0.006, 0.12e-6, (58e3, 60e3, 62e3), 100),
+        itl_ms=Value(60.0),
+        concurrency=Value(40.0),
+        decode_worker_ranks=Value(2.0),
+    )
+    run = planner()
+    for _ in range(3):
+        run.slow(full)
+    path = tmp_path / "planner.json"
+    StateFile(path).write(run.fleet, 1, run.states, 1e9)
+    again = planner()
+    StateFile(path).read(again.fleet, 1e9)
+    before, after = run.fleet.models[0], again.fleet.models[0]
+    assert after.speed.by_measurement == before.speed.by_measurement
+    assert after.speed.known == before.speed.known
+    again.states = dict(run.states)
+    quiet = window(
+        prefill_moments=Moments(),
+        itl_moments=Moments(),
+        rank_kv_tokens=Missing("no worker told"),
+        decode_worker_ranks=Missing("no answer"),
+    )
+    told = [one.slow(quiet) for one in (run, again)]
+    assert told[0].targets == told[1].targets
+    names = ("m prefill:engines", "m decode:engines")
+    assert [told[1].terms[name] for name in names] == pytest.approx(
+        [told[0].terms[name] for name in names]
+    )
 
 
 def test_a_file_of_an_older_build_has_no_checksum(tmp_path: Path) -> None:
