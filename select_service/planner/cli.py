@@ -196,7 +196,7 @@ def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
     if question.attainment is not None:
         targets += f" for {100 * question.attainment:g} % of requests"
     for why, remedy in (
-        ("infeasible", "{}, however many engines there are"),
+        ("infeasible", "{}"),
         ("short_of_gpus", "a larger --max-gpu-budget is needed for {}"),
     ):
         if told := answer.get(why):

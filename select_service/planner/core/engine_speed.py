@@ -43,8 +43,6 @@ WAITS: Final = 2.0
 """Requests whose tokens took so many times as long as steps of their ranks waited for a place."""
 ROOM_MEASUREMENTS: Final = 8
 """Fewer of an interval say nothing of the room that ranks have."""
-SMALLER: Final = 0.5
-"""A rank that is full with less than this part of the room it had is another one."""
 BUSY_BASE_S: Final = 0.02
 """An engine is taken to be busy with a prompt, besides its tokens, for no longer than this. What a
 line begins with beyond is on the way, where many prompts are at once, and none waits."""
@@ -275,10 +273,11 @@ class EngineSpeed:
             "decode": window.decode_worker_ranks,
         }
         for phase, ranks in told_ranks.items():
-            if isinstance(ranks, Value) and ranks.value >= 1.0:
+            if isinstance(ranks, Value) and 1.0 <= ranks.value < math.inf:
                 known.ranks[phase] = ranks.value
-        if isinstance(window.rank_kv_tokens, Value) and window.rank_kv_tokens.value > 0.0:
-            known.kv_tokens = window.rank_kv_tokens.value
+        kv_tokens = window.rank_kv_tokens
+        if isinstance(kv_tokens, Value) and 0.0 < kv_tokens.value < math.inf:
+            known.kv_tokens = kv_tokens.value
         known.room_age_s += passed_s
         if known.room_age_s > self._settings.age_most_s:
             known.room = None
@@ -294,8 +293,8 @@ class EngineSpeed:
         waits_s = max(self._target_s, WAITS * step_s)
         if isinstance(itl_ms, Value) and itl_ms.value > 1e3 * waits_s:
             load = max(before, self._load)  # those that have ended now may have waited then
-            if known.room is None or not SMALLER * known.room <= load <= known.room:
-                known.room = load
+            # part of an interval may have been quiet; where engines were replaced it goes on
+            known.room = max(load, ((known.room or load) + load) / 2)
             known.room_age_s = 0.0
         elif known.room is not None:
             known.room = max(known.room, self._load)

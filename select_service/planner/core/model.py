@@ -411,29 +411,12 @@ class PlannedModel(ModelNeeds):
         forecast = self.forecast
         if forecast is None:
             return None, ""
-        ready, role = pool.state.ready, pool.key.role
-        itl_ms = self.goals.itl_ms / self.d_correction.factor
         if not isinstance(load.context_tokens, Value):
             load = replace(load, context_tokens=Value(forecast.lengths.mean + forecast.osl / 2))
-        surges = [None if counted is None else self._going_on(counted)]
-        if role != "decode":
-            target_ms, isl = self.goals.ttft_ms, forecast.lengths.mean * forecast.computed
-            surges.append(
-                pool.prefills.prefill(
-                    self.surface,
-                    load,
-                    now,
-                    target_ms=target_ms,
-                    isl=isl,
-                    ready=self._servers("prefill", ready),
-                    arriving=self._arrivals.latest,
-                )
-            )
-        if role != "prefill":
-            osl, ready = forecast.osl, self._servers("decode", ready)
-            surges.append(
-                pool.decodes.decode(self.surface, load, now, itl_ms=itl_ms, osl=osl, ready=ready)
-            )
+        surges = [
+            None if counted is None else self._going_on(counted),
+            *self._queues(pool, forecast, load, now, self._arrivals.latest),
+        ]
         found = [
             (
                 max(

@@ -26,7 +26,7 @@ from select_service.planner.core.sizing import (
 from select_service.planner.types import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from select_service.planner.core.demand import Demand, Forecast
     from select_service.planner.core.engine_speed import EngineSpeed, Phase
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.pool import PlannedPool
     from select_service.planner.core.profile import Floats
+    from select_service.planner.core.reactive import Surge
     from select_service.planner.core.surface import Surface
-    from select_service.planner.types import Window
+    from select_service.planner.types import Load, Window
 
 
 class ModelNeeds:
@@ -105,6 +106,10 @@ class ModelNeeds:
         """Return how many prompts, or batches, so many engines compute at once."""
         return round(engines * self.speed.servers(phase))
 
+    def _units(self, phase: Phase) -> str:
+        """Return what those are called."""
+        return "rank" if self.speed.servers(phase) > 1.0 else "engine"
+
     def _engines(self, phase: Phase, servers: float) -> float:
         return servers / self.speed.servers(phase)
 
@@ -121,6 +126,33 @@ class ModelNeeds:
         infeasible = "; ".join(one for one in (prefill.infeasible, decode.infeasible) if one)
         # in an engine that does both, each phase gets the time the other leaves
         return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
+
+    def _queues(
+        self, pool: PlannedPool, forecast: Forecast, load: Load, now: float, arriving: float | None
+    ) -> Iterator[Surge | None]:
+        """Look at what waits in a pool, prompts and live requests."""
+        ready, role = pool.state.ready, pool.key.role
+        if role != "decode":
+            yield pool.prefills.prefill(
+                self.surface,
+                load,
+                now,
+                target_ms=self.goals.ttft_ms,
+                isl=forecast.lengths.mean * forecast.computed,
+                ready=self._servers("prefill", ready),
+                arriving=arriving,
+                units=self._units("prefill"),
+            )
+        if role != "prefill":
+            yield pool.decodes.decode(
+                self.surface,
+                load,
+                now,
+                itl_ms=self.goals.itl_ms / self.d_correction.factor,
+                osl=forecast.osl,
+                ready=self._servers("decode", ready),
+                units=self._units("decode"),
+            )
 
     def _engines_at(
         self, pool: PlannedPool, forecast: Forecast, rate: float, spread: Spread = EXACT

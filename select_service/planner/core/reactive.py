@@ -129,6 +129,7 @@ class QueueMonitor:
         isl: float,
         ready: int,
         arriving: float | None,
+        units: str = "engine",
     ) -> Surge | None:
         """Return the surge shown by waiting prompts; None: there is no queue, or it is unknown.
 
@@ -140,6 +141,7 @@ class QueueMonitor:
             isl: mean tokens to compute per prompt.
             ready: engines that compute.
             arriving: requests per second, as last counted; None: not counted.
+            units: what those that compute are called.
         """
         tokens = _known(load.prefill_backlog_tokens)
         if tokens is None or isl <= 0:
@@ -158,12 +160,20 @@ class QueueMonitor:
         return Surge(
             work / one_s,
             work + work_s / RECOVERY_S,
-            f"{tokens:.0f} tokens wait to be computed, {work_s:.1f} s of work for {ready} engines, "
-            f"growing by {growth:+.1f} s a second",
+            f"{tokens:.0f} tokens wait to be computed, {work_s:.1f} s of work for {ready} {units}s"
+            f", growing by {growth:+.1f} s a second",
         )
 
     def decode(
-        self, surface: Surface, load: Load, now: float, *, itl_ms: float, osl: float, ready: int
+        self,
+        surface: Surface,
+        load: Load,
+        now: float,
+        *,
+        itl_ms: float,
+        osl: float,
+        ready: int,
+        units: str = "engine",
     ) -> Surge | None:
         """Return the surge shown by live requests; None: they keep the ITL, or are unknown."""
         live, context = _known(load.concurrency), _known(load.context_tokens)
@@ -182,8 +192,8 @@ class QueueMonitor:
         return Surge(
             rate,
             0.0,
-            f"{live:.0f} live requests of {context:.0f} tokens on {ready} engines, growing by "
-            f"{self._growth.per_s:+.1f} a second; {best.concurrency:.1f} per engine keep the ITL",
+            f"{live:.0f} live requests of {context:.0f} tokens on {ready} {units}s, growing by "
+            f"{self._growth.per_s:+.1f} a second; {best.concurrency:.1f} per {units} keep the ITL",
         )
 
 

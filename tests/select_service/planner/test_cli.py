@@ -151,7 +151,10 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "because"),
     [
-        (("--ttft", 1), "ms on an idle engine, the TTFT target is 1 ms, however many engines"),
+        (
+            ("--ttft", 1),
+            "the TTFT target is 1 ms, and one prompt alone takes 92 ms on an idle engine",
+        ),
         (("--max-gpu-budget", 2), "a larger --max-gpu-budget is needed for prefill"),
     ],
 )

@@ -105,8 +105,8 @@ def test_engines_that_were_full_bear_no_more_until_they_are_seen_to() -> None:
     larger = engine._replace(room=90_000.0)
     speed.learn(measured_on(larger, 1, larger_rate(larger)), 1.0, itl_ms=20.0)
     assert 75_000.0 < most() < 90_000.0, "it was seen to bear more"
-    smaller = engine._replace(room=20_000.0)
-    for _ in range(2):
+    smaller = engine._replace(room=40_000.0)
+    for _ in range(6):
         speed.learn(measured_on(smaller, 1, 30.0), 1.0, itl_ms=8.0)
     assert most() == pytest.approx(smaller.room, rel=0.06), "engines were replaced"
 
