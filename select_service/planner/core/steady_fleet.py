@@ -13,11 +13,15 @@ One event is chance: what came within an engine's start time of the worst moment
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from select_service.planner.core.profile import Floats
     from select_service.planner.types import PoolKey
 
 REMEMBERED_S: Final = 3600.0
@@ -52,6 +56,14 @@ class _Count(NamedTuple):
     @property
     def rate(self) -> float:
         return self.requests / self.seconds
+
+
+class _Columns(NamedTuple):
+    """All counts, by column."""
+
+    end_s: Floats
+    requests: Floats
+    seconds: Floats
 
 
 class SteadyFleet:
@@ -170,47 +182,41 @@ class SteadyFleet:
     @property
     def is_clumped(self) -> bool:
         """Whether counts vary far more than chance around what engines could follow."""
-        counts = list(self._counts)
-        expected = [
-            rate * one.seconds for rate, one in zip(self._course(counts), counts, strict=True)
-        ]
-        pairs = zip(counts, expected, strict=True)
-        squares = sum((one.requests - mean) ** 2 for one, mean in pairs)
-        chance = CLUMPED * sum(expected)
-        return squares > max(chance, _ROUGH**2 * sum(mean * mean for mean in expected))
+        columns = self._columns()
+        expected = self._course(columns) * columns.seconds
+        squares = float(((columns.requests - expected) ** 2).sum())
+        chance = CLUMPED * float(expected.sum())
+        return squares > max(chance, _ROUGH**2 * float((expected**2).sum()))
 
-    def _course(self, counts: Sequence[_Count]) -> list[float]:
+    def _columns(self) -> _Columns:
+        """Return the counts: every look goes through an hour of them."""
+        numbers = np.fromiter(chain.from_iterable(self._counts), np.float64)
+        return _Columns(numbers[0::3], numbers[1::3], numbers[2::3])
+
+    def _course(self, counts: _Columns) -> Floats:
         """Return the mean rate around each count, as far as an engine's start time on each side."""
-        found: list[float] = []
-        first = last = 0
-        requests = seconds = 0.0
-        for one in counts:
-            while last < len(counts) and counts[last].end_s <= one.end_s + self._start_s:
-                requests, seconds = requests + counts[last].requests, seconds + counts[last].seconds
-                last += 1
-            while counts[first].end_s < one.end_s - self._start_s:
-                requests -= counts[first].requests
-                seconds -= counts[first].seconds
-                first += 1
-            found.append(requests / seconds)
-        return found
+        first = np.searchsorted(counts.end_s, counts.end_s - self._start_s, side="left")
+        last = np.searchsorted(counts.end_s, counts.end_s + self._start_s, side="right")
+        requests, seconds = (
+            sums[last] - sums[first]
+            for sums in (
+                np.append(0.0, np.cumsum(column)) for column in (counts.requests, counts.seconds)
+            )
+        )
+        return np.asarray(requests / seconds)
 
     @property
     def _is_surpassed(self) -> bool:
         """Whether more comes, for the start time of an engine, than at any time remembered."""
-        counts = list(self._counts)
-        course = self._course(counts)
-        now = len(counts) - 1
-        while now > 0 and counts[now - 1].end_s > self._clock_s - self._start_s:
-            now -= 1
-        if not now:
+        counts = self._columns()
+        begin_s = self._clock_s - self._start_s
+        now = int(np.searchsorted(counts.end_s, begin_s, side="right"))
+        now = min(now, len(counts.end_s) - 1)
+        seconds = float(counts.seconds[now:].sum())
+        if now <= 0 or seconds < self._start_s / 2:  # before that nobody counted
             return False
-        lately = counts[now:]
-        seconds = sum(one.seconds for one in lately)
-        if seconds < self._start_s / 2:  # before that nobody counted
-            return False
-        rate = sum(one.requests for one in lately) / seconds
-        return rate > _SURPASSED * max(course[:now])
+        rate = float(counts.requests[now:].sum()) / seconds
+        return rate > _SURPASSED * float(self._course(counts)[:now].max())
 
     def _followed(self, counts: Sequence[_Count]) -> list[dict[PoolKey, int]]:
         """Return what following had ready at each count: what it wanted a start time before."""

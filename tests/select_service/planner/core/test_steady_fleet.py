@@ -6,6 +6,10 @@ import math
 import random
 from collections.abc import Iterable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bench.planner.shapes import SHAPES, code_completion
 from select_service.planner.core.steady_fleet import KNOWN_S, SteadyFleet
 from select_service.planner.types import ModelKey, PoolKey
@@ -111,3 +115,38 @@ def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is
     for one in code_completion(3):
         counts[int(one.at_s / LOOK_S)] += 1.0
     assert is_clumped(counts)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 200), st.sampled_from([1.0, 5.0, 30.0]), st.sampled_from([0, 0, 40])
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_the_course_and_what_surpasses_it_are_those_of_a_list(
+    told: list[tuple[int, float, int]],
+) -> None:
+    fleet, ended, clock = SteadyFleet(0.01), list[tuple[float, int, float]](), 0.0
+    fleet.plan(START_S, is_known=True, late_of={})
+    for requests, seconds, gap_s in told:
+        fleet.skip(gap_s)
+        fleet.hear(requests, seconds)
+        clock += gap_s + seconds
+        ended.append((clock, requests, seconds))
+
+    def rate_of(some: list[tuple[float, int, float]]) -> float:
+        return sum(one[1] for one in some) / sum(one[2] for one in some)
+
+    course = [
+        rate_of([one for one in ended if abs(one[0] - end_s) <= START_S]) for end_s, _, _ in ended
+    ]
+    assert list(fleet._course(fleet._columns())) == pytest.approx(course)
+    before = [rate for rate, one in zip(course, ended, strict=True) if one[0] <= clock - START_S]
+    lately = ended[len(before) :]
+    is_counted = sum(one[2] for one in lately) >= START_S / 2
+    assert fleet._is_surpassed == (
+        bool(before) and is_counted and rate_of(lately) > 1.5 * max(before)
+    )
