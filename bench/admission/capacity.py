@@ -54,7 +54,9 @@ def measure_capacity(script: Script, progress: Callable[[str], None]) -> Capacit
 
 def measure_throughput(script: Script) -> Capacity:
     """Return what the pool computes when more waits at every worker than it can, late or not."""
-    rate = 4 * script.workers / (script.workload.mean_tokens * script.settings.prefill_token_s)
+    work = script.settings.work_s
+    work_s = sum(one.share * work(one.tokens, one.output_tokens) for one in script.workload.sources)
+    rate = 4 * script.workers / work_s
     run = _Watched(
         replace(script, rate=rate, seconds=_SECONDS, seed=_SEEDS[0], retries=0), "always-admit", {}
     )
@@ -88,10 +90,10 @@ class _Watched(Simulated):
         super().__init__(script, policy, config)
         self.ended_at: list[float] = []
 
-    def _note(self, happening: Happening, now: float) -> None:
-        super()._note(happening, now)
+    def _note(self, happening: Happening, now: float) -> int:
         if happening.kind == "done":
             self.ended_at.append(now)
+        return super()._note(happening, now)
 
     def _tell(self, slot: int, now: float) -> None:
         super()._tell(slot, now)

@@ -64,8 +64,8 @@ class Simulated:
             expiry = math.inf if gate.queue is None else gate.queue.next_expiry()
             now = min(play.next_event(), expiry)
             sends = play.advance(now)
-            for happening in sends.tellings:
-                self._note(happening, now)
+            for slot in {self._note(happening, now) for happening in sends.tellings}:
+                self._tell(slot, now)  # once a step, not for each of its blocks
             for client in sends.attempts:
                 self._attempt(client, now)
             for late, decision in gate.expired(now, _EXPIRED_PER_TURN):
@@ -126,7 +126,8 @@ class Simulated:
         self.play.admitted(client, worker_id, now)
         self._tell(slot, now)
 
-    def _note(self, happening: Happening, now: float) -> None:
+    def _note(self, happening: Happening, now: float) -> int:
+        """Count what happened; return the slot whose load has changed."""
         client, kind = happening
         slot = self._slots[client.worker_id]
         rank = self._ranks[slot]
@@ -145,7 +146,7 @@ class Simulated:
             rank.requests -= 1
             rank.blocks -= client.tokens // size + (client.output_tokens - 1) // size
             self.pool.ended(client.tenant_id, client.admitted_at)
-        self._tell(slot, now)
+        return slot
 
     def _tell(self, slot: int, now: float) -> None:
         rank = self._ranks[slot]

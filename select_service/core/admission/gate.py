@@ -55,11 +55,11 @@ _FULL_NOW: Final = frozenset({"busy", "capacity"})
 """Gates that are asked before the policy, and whose refusals pass with time."""
 LET_IN_MAX: Final = 64
 """Admitted requests not counted yet: some 20 µs together."""
-RETURN_SHARE: Final = 0.125
+RETURN_SHARE: Final = 0.0625
 """Share of the drain rate promised to returning requests; the rest is for newcomers. A share of 1
 would turn an overload into one long queue in which all are late: returning requests usually are
-already. At 1.6 times capacity with long answers, a quarter serves 3 % fewer requests in time than
-an eighth (`bench/admission`); a smaller share makes refused requests wait even longer."""
+already, and what they take is lost to requests in time (`bench/admission`). A smaller share makes
+refused requests wait even longer."""
 
 
 class AdmissionDecision(NamedTuple):

@@ -16,10 +16,10 @@ from select_service.core.admission.gaie_legacy import (
 )
 from select_service.core.admission.policy_api import TENANTS_MAX, checked, is_finite_number
 from select_service.core.admission.reject_all import RejectAll
-from select_service.core.admission.slo_shed import (
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.slo_shed_settings import (
     DEFAULT_QUOTAS,
     DEFAULT_TARGETS_S,
-    SloShed,
     SloShedSettings,
 )
 from select_service.core.admission.tenant_budgets import TenantBudgets

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from select_service.core.admission.load_columns import LoadColumns
     from select_service.core.columns import Floats
     from select_service.core.ledger.drain_meter import WorkDone
     from select_service.core.ledger.rank_speeds import RankSpeeds
@@ -47,8 +48,14 @@ ceilings of bands lie between here and full. Of a large pool it is more, see `SP
 SPARE: Final = 8.0
 """Times the square root of what all ranks run at once are as many as lie between there and full, at
 most: by so much varies what more important requests take (square-root staffing). Of a thousand
-that is a quarter: a half costs 2 % of the goodput of long answers, and less makes important
-requests wait for answers to end."""
+that is a quarter."""
+
+SPARE_MIN: Final = 2.0
+"""As many at least: places that are free for more important requests are not used by others."""
+
+SPARE_LEFT: Final = 0.75
+"""Between the two it is this over the share of ended requests that the more important ones leave
+over: what they take for a while beyond that share must be free already, as it drains slowly."""
 
 BURST_SHARE: Final = 0.05
 """Requests that come together are counted again after this share of what the ranks run at once."""
@@ -85,48 +92,8 @@ class TargetSource(Protocol):
         """In seconds, above 0; it may change at any time."""
         ...
 
-
-class LoadColumns(Protocol):
-    """Booked load by slot. Columns may be replaced by longer ones; empty slots hold 0."""
-
-    @property
-    def prefill(self) -> Floats:
-        """Booked prefill tokens not computed yet."""
-        ...
-
-    @property
-    def decode(self) -> Floats:
-        """Active blocks."""
-        ...
-
-    @property
-    def requests(self) -> NDArray[np.int64]:
-        """Requests in flight."""
-        ...
-
-    @property
-    def computing(self) -> NDArray[np.int64]:
-        """Requests in flight whose prefill is not complete."""
-        ...
-
-    @property
-    def prefilling(self) -> int:
-        """The sum of `computing`."""
-        ...
-
-    @property
-    def prefill_backlog(self) -> int:
-        """The sum of `prefill`."""
-        ...
-
-    @property
-    def speeds(self) -> RankSpeeds:
-        """How fast the ranks are that were measured."""
-        ...
-
-    @property
-    def work(self) -> WorkDone:
-        """The work done so far."""
+    def protected_per_s(self, now: float) -> float:
+        """Return how many requests per second it admits that it never refuses for load."""
         ...
 
 
@@ -354,7 +321,15 @@ class PoolLoad:
         known = self._max_num_seqs[np.isfinite(self._max_num_seqs)]
         places = self.instances * known.mean().item() if len(known) else 0.0
         if places > 0.0:
-            self._idle_share = max(IDLE_SHARE, 1.0 - SPARE / math.sqrt(places))
+            self._idle_share = max(IDLE_SHARE, 1.0 - self._spare() / math.sqrt(places))
+
+    def _spare(self) -> float:
+        """Return how many times the square root of all places are kept for important requests."""
+        ends_per_s = self.requests_per_s
+        if self._targets is None or not ends_per_s:
+            return SPARE
+        left = 1.0 - self._targets.protected_per_s(self.now) / ends_per_s
+        return max(SPARE_MIN, SPARE_LEFT / max(left, SPARE_LEFT / SPARE))
 
     def _follow_rate(self) -> None:
         self._follow_places()

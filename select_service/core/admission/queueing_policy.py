@@ -26,6 +26,10 @@ class QueueingPolicy(AdmissionPolicy, Protocol[T]):
         """Within what time the prefill tokens booked on a rank should be computed."""
         ...
 
+    def protected_per_s(self, now: float) -> float:
+        """Return how many requests per second it admits that it never refuses for load."""
+        ...
+
     @property
     def judged_line(self) -> int:
         """The line in which the request that was judged last is charged if it goes at once."""

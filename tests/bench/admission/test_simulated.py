@@ -68,6 +68,18 @@ def test_slo_shed_keeps_narrow_targets_with_its_defaults(name: str, rate: float)
     assert result.first_retry is None or result.first_retry >= 0.9
 
 
+def test_who_comes_back_after_minutes_of_overload_finds_a_place() -> None:
+    """What cannot be promised soon is promised late, and not told a time at which it is refused."""
+    script = Script(
+        read_workload("prefill-bound"), rate=1.6 * 24.5, seconds=240.0, warm_up_s=0.0, tail_s=60.0
+    )
+    result = simulate(script, Contender("slo-shed", "slo-shed", {}))
+    assert result.told_later > 1000
+    assert result.first_retries >= 10
+    assert result.first_retry is not None
+    assert result.first_retry >= 0.9
+
+
 def test_reject_all_is_what_it_says() -> None:
     result = play("reject-all", 0.8, seconds=5.0)
     assert result.attained == 0.0

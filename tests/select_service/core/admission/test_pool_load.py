@@ -66,6 +66,41 @@ def test_large_pools_leave_a_smaller_share_free_for_more_important_requests(
     pool.check()
 
 
+class Targets:
+    """A policy that admits so many requests per second that it never refuses for load."""
+
+    target_ttft_s = 1.0
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def protected_per_s(self, now: float) -> float:
+        return self.rate
+
+
+@pytest.mark.parametrize(
+    ("protected", "spare"),
+    [(0.0, 2.0), (6.0, 2.0), (7.0, 2.5), (8.5, 5.0), (10.0, 8.0), (99.0, 8.0)],
+)
+def test_more_is_kept_free_the_less_the_important_requests_leave_over(
+    protected: float, spare: float
+) -> None:
+    """Of ten requests that end per second."""
+    pool = pool_of(0)
+    for slot in range(4):
+        pool.attach(slot, 10**6, 256)
+    pool.aim(Targets(protected))
+    pool.note(0, RecordedRankLoad(prefill_tokens=1000, requests=100, prefilling=1), 0.0)
+    for _ in range(100):
+        pool.ended("")
+    pool.note(0, RecordedRankLoad(), 10.0)
+    assert pool.requests_per_s == pytest.approx(10.0)
+    for slot in range(4):
+        pool.note(slot, RecordedRankLoad(requests=252), 11.0)
+    idle = 1.0 - spare / 32.0
+    assert pool.saturation == pytest.approx((252 / 256 - idle) / (1.0 - idle))
+
+
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_an_eighth_of_hot_ranks_does_not_fill_a_pool(ranks: int) -> None:
     pool = RecordedPool()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.policy_api import AdmissionRequest
-from select_service.core.admission.slo_shed import SloShed, SloShedSettings
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.slo_shed_settings import SloShedSettings
 from tests.select_service.core.admission.golden import SIMULATOR
 from tests.select_service.core.admission.pools import FixedPool
 
