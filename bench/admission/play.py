@@ -73,10 +73,10 @@ class Sends(NamedTuple):
 class Play:
     """The state of one run."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, tells_blocks: bool = True) -> None:
         self.script = script
         self.workers = {
-            number: SimulatedWorker(number, script.settings)
+            number: SimulatedWorker(number, script.settings, tells_blocks=tells_blocks)
             for number in range(1, script.workers + 1)
         }
         self.clients: list[Client] = []

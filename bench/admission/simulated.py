@@ -43,7 +43,7 @@ class Simulated:
     def __init__(
         self, script: Script, policy: str, config: dict[str, Any], *, time_scale: float = 1.0
     ) -> None:
-        self.play = Play(script)
+        self.play = Play(script, tells_blocks=False)
         self._scale = time_scale  # wall seconds per second: the header has whole ones
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
@@ -51,6 +51,7 @@ class Simulated:
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]
+        self._filled = [0] * len(self._slots)
         self._queued: dict[int, int] = {}  # by client, tokens ahead of it on its rank
         self._charges: dict[int, Charge] = {}  # by client
         for slot in range(len(self._ranks)):
@@ -64,8 +65,9 @@ class Simulated:
             expiry = math.inf if gate.queue is None else gate.queue.next_expiry()
             now = min(play.next_event(), expiry)
             sends = play.advance(now)
-            for slot in {self._note(happening, now) for happening in sends.tellings}:
-                self._tell(slot, now)  # once a step, not for each of its blocks
+            changed = {self._note(happening, now) for happening in sends.tellings}
+            for slot in changed | self._take_blocks():
+                self._tell(slot, now)
             for client in sends.attempts:
                 self._attempt(client, now)
             for late, decision in gate.expired(now, _EXPIRED_PER_TURN):
@@ -76,6 +78,17 @@ class Simulated:
                 self._place(one.item, now)
         gate.check()
         return measure(play, self.refused_at)
+
+    def _take_blocks(self) -> set[int]:
+        """Count the blocks that answers have filled; return the slots where."""
+        changed = set()
+        for worker_id, slot in self._slots.items():
+            filled = self.play.workers[worker_id].output_blocks - self._filled[slot]
+            if filled:
+                self._filled[slot] += filled
+                self._ranks[slot].blocks += filled
+                changed.add(slot)
+        return changed
 
     def _attempt(self, client: Client, now: float) -> None:
         ask = AdmissionRequest(
@@ -138,8 +151,6 @@ class Simulated:
             assert client.admitted_at is not None
             queued = self._queued.pop(client.number)
             self.pool.prefilled(slot, client.tokens, client.admitted_at, now, queued)
-        elif kind == "block":
-            rank.blocks += 1
         else:
             if (charge := self._charges.pop(client.number, None)) is not None:
                 charge.ended((client.output_tokens - 1) // size)

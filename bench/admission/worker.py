@@ -58,7 +58,9 @@ class _Running:
 class SimulatedWorker:
     """`submit` requests, and call `step` whenever `next_event` has come."""
 
-    def __init__(self, worker_id: int, settings: WorkerSettings) -> None:
+    def __init__(
+        self, worker_id: int, settings: WorkerSettings, *, tells_blocks: bool = True
+    ) -> None:
         self.worker_id = worker_id
         self.settings = settings
         self.waiting: deque[Client] = deque()
@@ -66,6 +68,10 @@ class SimulatedWorker:
         self.running = 0
         self.next_event = math.inf
         """When the step in progress ends."""
+        self.output_blocks = 0
+        """Filled so far, where not each is told: that takes most of a long simulation."""
+        self._tells_blocks = tells_blocks
+        self._in_phase = [0] * settings.block_size  # those that decode, by when their blocks fill
         self._steps = 0
         self._prefilling: deque[_Running] = deque()
         self._chunks: list[tuple[_Running, int]] = []  # of the step in progress
@@ -91,18 +97,21 @@ class SimulatedWorker:
             if not running.prefill_left:
                 self._prefilling.remove(running)
                 running.started_at_step = self._steps
+                self._in_phase[self._steps % self.settings.block_size] += 1
                 happened.append(Happening(running.client, "first_token"))
                 self._await(running, 1)
         for running in self._due.pop(self._steps, ()):
             self._produced(running, happened)
         self._steps += 1
+        self.output_blocks += self._in_phase[self._steps % self.settings.block_size]
         self._begin(now)
         return happened
 
     def _await(self, running: _Running, produced: int) -> None:
         """Look at it again when its next block is full or its last token is there."""
         size, total = self.settings.block_size, running.client.output_tokens
-        step = running.started_at_step + min((produced // size + 1) * size, total) - 1
+        until = min((produced // size + 1) * size, total) if self._tells_blocks else total
+        step = running.started_at_step + until - 1
         self._due.setdefault(step, []).append(running)
 
     def _produced(self, running: _Running, happened: list[Happening]) -> None:
@@ -110,6 +119,7 @@ class SimulatedWorker:
         if produced >= running.client.output_tokens:
             self.running -= 1
             self.blocks_used -= running.blocks
+            self._in_phase[running.started_at_step % self.settings.block_size] -= 1
             happened.append(Happening(running.client, "done"))
             return
         happened.append(Happening(running.client, "block"))

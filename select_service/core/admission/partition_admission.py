@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.ledger.drain_meter import DrainMeter
     from select_service.core.ledger.ledger import Ledger
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.types.admission import AdmissionSettings
 
 SCANNED_MAX: Final = 256
@@ -274,6 +275,22 @@ class PartitionAdmission(RankLimits):
         line = queue.judged_line if ticket.waiting is None else ticket.waiting.band
         size = ticket.partition.index.block_size
         return Charge(queue, line, ask.tenant_id, ask.output_tokens, size)
+
+    def charge_of_replica(
+        self, reservation: LedgerReservation, charged: tuple[str, int], block_size: int, now: float
+    ) -> Charge | None:
+        """Charge a tenant for what another replica has just admitted; all serve the same pool.
+
+        Returns what the end of the request will correct.
+        """
+        slo_class, tokens = charged
+        queue, expected = self.gate.queue, reservation.expected_output_tokens or 0
+        if queue is None:
+            return None
+        tenant = reservation.fairness_id
+        ask = AdmissionRequest(tokens, slo_class, tenant, output_tokens=expected)
+        line = queue.charge_of_replica(ask, now)
+        return Charge(queue, line, tenant, expected, block_size)
 
     def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
         """Refuse a ticket that waited; charged to nobody."""

@@ -86,6 +86,17 @@ class Ticket(Struct, eq=False):
         return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
 
     @property
+    def charged(self) -> tuple[str, int] | None:
+        """What its tenant is charged for, as replicas are told: its class and prompt tokens.
+
+        None where no policy charges for fairness.
+        """
+        ask, admission = self.ask or self.asked, self.partition.admission
+        if ask is None or admission is None or admission.gate.queue is None:
+            return None
+        return ask.slo_class, ask.work
+
+    @property
     def endpoint(self) -> str:
         """The route of the request."""
         if self.request.is_pair:

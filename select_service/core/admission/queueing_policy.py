@@ -35,6 +35,10 @@ class QueueingPolicy(AdmissionPolicy, Protocol[T]):
         """The line in which the request that was judged last is charged if it goes at once."""
         ...
 
+    def charge_of_replica(self, ask: AdmissionRequest, now: float) -> int:
+        """Charge a request that another replica has admitted; return its line."""
+        ...
+
     def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
         """Charge for an answer of `reported` tokens instead of the expected ones."""
         ...

@@ -300,6 +300,19 @@ class SloShed(Generic[T]):
         self._note_target(line, ask)
         self._pay(ask, now)
 
+    def charge_of_replica(self, ask: AdmissionRequest, now: float) -> int:
+        """Charge the tenant of a request that another replica has admitted to the same pool.
+
+        Its own allowance was charged there: those belong to each replica.
+
+        Returns:
+            The line in which it was charged.
+        """
+        line, _ = self._lines.get(ask.slo_class, self._usual)
+        self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
+        self._traffic.add(line, ask.work, now)
+        return line
+
     def _note_target(self, line: int, ask: AdmissionRequest) -> None:
         """Let the target of an admitted request count for what saturates the pool."""
         if line < len(self._aims):

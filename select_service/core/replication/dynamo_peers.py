@@ -258,6 +258,7 @@ def claimed(
         ttl_s=None if stamp is None else stamp.ttl_s,
         lease=None if stamp is None else stamp.lease,
         fairness_id="" if stamp is None else stamp.fairness_id,
+        charged=None if stamp is None else stamp.charged,
         pair=None if stamp is None else stamp.pair,
         fingerprint=b"" if stamp is None else stamp.fingerprint,
         answer=b"" if stamp is None else stamp.answer,

@@ -112,6 +112,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     ttl_s: float | None = None
     lease: LeaseState | None = None
     fairness_id: Text = ""  # whose share of the pool it uses; empty: its tenant's
+    charged: tuple[Text, U64] | None = None  # for which class and how many prompt tokens
     pair: Text | None = None  # the id of the pair it is a leg of
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""

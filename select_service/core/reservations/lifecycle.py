@@ -185,6 +185,8 @@ class Lifecycle(ReservationEnds):
             self.leases.touch(lease, now)
         reservation.fingerprint = spec.fingerprint
         reservation.selection_id = request.selection_id
+        if spec.charged is not None:
+            reservation.charged = spec.charged
         if not track:
             reservation.track_prefill_tokens = False
         source = spec.kv_source
@@ -281,6 +283,10 @@ class Lifecycle(ReservationEnds):
                 self.sessions.run(partition, record.session_id)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
+        if is_news and record.charged is not None and partition.admission is not None:
+            reservation.charge = partition.admission.charge_of_replica(
+                reservation, record.charged, partition.index.block_size, now
+            )
         self.bookings.add(LiveReservation(partition, reservation, None))
         return reservation
 
@@ -471,3 +477,4 @@ class BookingSpec(Struct, frozen=True):
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept
     kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from
+    charged: tuple[str, int] | None = None  # class and prompt tokens its tenant is charged for

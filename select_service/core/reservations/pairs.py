@@ -89,6 +89,7 @@ class Pairs:
             track_prefill_tokens=False,
             fairness_id=request.fairness_id,
             pair=pair,
+            charged=ticket.charged,  # once, as the pair is one request
         )
         prefill = _leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0)
         if source is not None:
@@ -130,6 +131,7 @@ class Pairs:
             track,
             request.fairness_id,
             kv_source=placement.kv_source,
+            charged=ticket.charged,
         )
         leg = PairLeg(
             reservation_id=name,

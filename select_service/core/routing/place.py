@@ -270,7 +270,9 @@ class Placer:
             assert isinstance(request, SelectAndReserveRequest)
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
             fair, mark, source = request.fairness_id, ticket.fingerprint, placement.kv_source
-            spec = BookingSpec(name, mark, prompt, tokens, track, fair, kv_source=source)
+            spec = BookingSpec(
+                name, mark, prompt, tokens, track, fair, kv_source=source, charged=ticket.charged
+            )
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(slot))
             if request.session_id is not None:
