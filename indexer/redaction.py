@@ -16,7 +16,7 @@ _USER: Final = re.compile(
     r"""([a-z][a-z0-9+.-]*:(?:/|\\/){2})(?:(?!://)[^\s"'<>])*@""", re.IGNORECASE
 )
 _HEADER: Final = re.compile(
-    r"""\b(bearer|basic)((?:[ \t]|%20)+)(?!tokens?\b|auth|credentials?\b)[^\s"',;\\]+""",
+    r"""\b(bearer|basic)((?:[ \t]|%20)+)(?!<|tokens?\b|auth|credentials?\b)[^\s"',;\\]+""",
     re.IGNORECASE,
 )
 _QUERY: Final = re.compile(

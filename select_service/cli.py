@@ -33,6 +33,7 @@ from select_service.standard_output import (
     CommandParser,
     complain,
     definitions,
+    meant,
     parse_command,
     printing,
     redact_tracebacks,
@@ -66,6 +67,7 @@ _COMMANDS: Final = {
     "completion": "Print a script that completes commands and flags in a shell.",
 }
 _INTERRUPTED: Final = 130
+_AS_NEAR: Final = 0.7  # `serve` is no `leave`
 _PROGRAMS: Final = ("select-service", "select-sim", "select-planner")
 _MORE_VARIABLES: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "where --tracing otlp sends traces, and others of that name",
@@ -182,15 +184,12 @@ def _what_is(strange: list[str], argv: Sequence[str]) -> str:
         others = list(argv)
         others.remove(command)
         return f"a command comes first: {shlex.join(['select-service', command, *others])}"
-    from difflib import get_close_matches  # a service that starts needs none
-
     name = strange[0].partition("=")[0]
-    near = get_close_matches(name, [*(flag.name for flag in FLAGS), *_COMMANDS], n=1)
-    if near:
-        meant = f" (is {near[0]} meant?)"
-    else:
-        meant = "" if name.startswith("-") else f" (commands: {', '.join(_COMMANDS)})"
-    return f"unknown argument: {strange[0]}{meant}"
+    if name.startswith("-"):
+        return f"unknown argument: {strange[0]}{meant(name, [flag.name for flag in FLAGS])}"
+    near = meant(name, [*_COMMANDS, "--help", "--version"], _AS_NEAR)
+    usage = f"; commands: {', '.join(_COMMANDS)}; without one the service starts"
+    return f"unknown argument: {strange[0]}{near or usage}"
 
 
 def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:

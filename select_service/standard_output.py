@@ -17,7 +17,7 @@ import sys
 import textwrap
 import traceback
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from indexer.redaction import redact
 from select_service.version import __version__
@@ -63,6 +63,7 @@ class CommandParser(argparse.ArgumentParser):
         epilog = "examples:\n" + "\n".join(map(_typed, examples.splitlines()))
         usual = {"allow_abbrev": False, "formatter_class": _Brief, "add_help": False}
         super().__init__(**{**usual, "epilog": epilog if examples else None, **settings})
+        self._commands: Mapping[str, CommandParser] = {}
         program, version = self.prog.partition(" ")[0], __version__
         self._helps = self.add_argument(
             "-h", "--help", action="help", help="Show this help and exit."
@@ -83,7 +84,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_subparsers(self, **settings: Any) -> Any:
         """Add commands, which are named without the flags of this one."""
-        return super().add_subparsers(**{"prog": self.prog, **settings})
+        added = super().add_subparsers(**{"prog": self.prog, **settings})
+        self._commands = added.choices
+        return added
 
     def list_seldom_used(self, note: str = "") -> None:
         """List `--help-all`: without seldom used flags it shows what `--help` shows.
@@ -100,12 +103,41 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(one) for one in action.choices]
-        near = get_close_matches(str(value), choices, n=1)
-        meant = f" (is {near[0]} meant?)" if near else ""
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{meant}")
+        said = f"{value!r} is none of {', '.join(choices)}{meant(str(value), choices)}"
+        raise argparse.ArgumentError(action, said)
+
+    def parse_args(  # type: ignore[override] # into a namespace of its own, as all of ours
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        """Parse, and refuse what is unknown in the words of the command that does not know it."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        parsed, strange = self.parse_known_args(arguments, namespace)
+        if strange:
+            self.refuse(strange[0], arguments)
+        return parsed
+
+    def refuse(self, strange: str, arguments: Sequence[str]) -> NoReturn:
+        """End with the usage of the command among these arguments, which has none like this."""
+        parser: CommandParser = self
+        for one in arguments:
+            parser = parser._commands.get(one, parser)
+        near = meant(strange.partition("=")[0], parser._option_string_actions)  # noqa: SLF001
+        parser.error(f"unknown argument: {strange}{near}")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
+
+
+def meant(name: str, names: Iterable[str], least: float = 0.6) -> str:
+    """Return which of some names may have been meant, in brackets; nothing if none is near.
+
+    Args:
+        name: there is none of this name.
+        names: those that there are.
+        least: how near one has to be, 0 to 1.
+    """
+    near = get_close_matches(name, list(names), n=1, cutoff=least)
+    return f" (is {near[0]} meant?)" if near else ""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"  # noqa: SLF001 - as typeshed has it

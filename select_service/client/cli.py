@@ -21,7 +21,7 @@ from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, MissingPackage, Unreachable
 from select_service.client.synchronous import Client
 from select_service.client.transport import DEFAULT_SELECTOR
-from select_service.errors import DecisionNotFound, ServiceError
+from select_service.errors import DecisionNotFound, RouteNotFound, ServiceError
 from select_service.standard_output import (
     CommandParser,
     complain,
@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
             complain(f"select-service {argv[0]}: {refusal}")
             if isinstance(refusal, DecisionNotFound):
                 complain("`select-service explain` without an id lists those that are kept")
+        if isinstance(refusal, RouteNotFound) and chosen.verb is not _call:
+            complain("--url is the address of the service alone, without a path of its pages")
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             complain(f"select-service {argv[0]}: --token-file FILE names a token that it accepts")
         return _REFUSED
@@ -197,7 +199,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
     if len(rest) == 1 and getattr(chosen, "body", "-") is None and not rest[0].startswith("--"):
         chosen.body = rest.pop()
     if rest:
-        parser.error(f"unknown argument: {rest[0]}")
+        parser.refuse(rest[0], argv)
     return chosen
 
 
@@ -257,7 +259,7 @@ def add_commands(commands: Commands) -> None:
         "Sends a worker no new requests; those that it has go on.",
         "select-service drain 7 --reason upgrade\nselect-service drain 7 --status",
     )
-    drain.add_argument("worker_id", type=int, help="The worker to drain.")
+    drain.add_argument("worker_id", type=_whole, help="The worker to drain.")
     drain.add_argument("--reason", help="Why, for the people who look at it.")
     how = drain.add_mutually_exclusive_group()
     how.add_argument("--undo", action="store_true", help="Let the worker take requests again.")
@@ -273,11 +275,15 @@ def add_commands(commands: Commands) -> None:
     explain.list_seldom_used(text_output.legend())
     explain.add_argument("id", nargs="?", help="The id of a selection, reservation or decision.")
     explain.add_argument(
-        "--limit", type=int, default=20, help="How many decisions are listed. Default: %(default)s."
+        "--limit",
+        type=_whole,
+        default=20,
+        help="How many decisions are listed. Default: %(default)s.",
     )
     for one in (call, workers, loads):
-        one.add_argument("--model-name", metavar="NAME", help="Only of this model.")
-        one.add_argument("--tenant-id", metavar="NAME", help="Only of this tenant.")
+        of = "Its member {}." if one is call else "Only of this {}."
+        one.add_argument("--model-name", metavar="NAME", help=of.format("model"))
+        one.add_argument("--tenant-id", metavar="NAME", help=of.format("tenant"))
     for one in (workers, loads, explain):
         one.add_argument("--json", action="store_true", help="Print one line of JSON.")
 
@@ -315,6 +321,18 @@ def _route(text: str) -> str:
     if text.startswith("/") or text in _ROUTES:
         return text
     raise argparse.ArgumentTypeError(f"{text!r} is neither a path nor one of {', '.join(_ROUTES)}")
+
+
+def _whole(text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def _numbers(text: str) -> list[int]:

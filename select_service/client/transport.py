@@ -61,7 +61,9 @@ def read_address(text: str) -> Address:
         raise ValueError(f"{redact(text)}: {why}")
     parts = urlsplit(text)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError(f"{redact(text)}: neither http://, https:// nor unix:/path")
+        host = "" if "://" in text else f"localhost:{text}" if text.isdecimal() else text
+        meant = f" (is http://{redact(host)} meant?)" if host else ""
+        raise ValueError(f"{redact(text)}: neither http://, https:// nor unix:/path{meant}")
     if parts.query or parts.fragment:
         raise ValueError(f"{redact(text)}: it has a query, which would not be sent")
     port = parts.port or _PORTS[parts.scheme]

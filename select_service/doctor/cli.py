@@ -51,7 +51,8 @@ def _examine(arguments: argparse.Namespace) -> int:
         tls = context(arguments.ca, arguments.cert, arguments.key)
         answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
     except (CannotAskError, TokenUnreadable) as error:
-        complain(f"{who}: {error}")
+        said = str(error)
+        complain(said if said.startswith(f"{who}: ") else f"{who}: {said}")
         return _NO_ANSWER
     probed: CanaryReport | None = None
     found: list[Finding] = []

@@ -135,9 +135,9 @@ def _asked(client: Client, path: str) -> Answer:
     except NotAnAnswer as error:
         raise CannotAskError(f"what answers is no select-service: {error}") from error
     except Unreachable as error:
-        raise CannotAskError(f"no answer: {error}\n{error.remedy}") from error
+        raise CannotAskError(f"{error}\n{error.remedy}") from error
     except ClientError as error:
-        raise CannotAskError(f"no answer: {error}") from error
+        raise CannotAskError(str(error)) from error
     if answer.findings is UNSET:
         raise CannotAskError("the service tells no findings: it is older than this command")
     return answer

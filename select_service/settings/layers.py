@@ -102,6 +102,11 @@ class Layers:
         return Settings(router=self.router, **values)
 
 
+def _why(error: Exception) -> str:
+    """Return an error's words, without number and path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def read_file(path: str) -> dict[str, object]:
     """Read a settings file: TOML if its name ends in `.toml`, else YAML.
 
@@ -113,7 +118,7 @@ def read_file(path: str) -> dict[str, object]:
         with open_plain(path) as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"cannot read {path}: {_why(error)}") from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is longer than {FILE_BYTES_MAX} bytes")
     try:
@@ -123,7 +128,7 @@ def read_file(path: str) -> dict[str, object]:
     if said is None:
         return {}
     if not isinstance(said, dict):
-        raise ConfigError(f"{path} is no list of settings")
+        raise ConfigError(f"{path} is no list of settings, which are lines such as `port: 8092`")
     for name in said:
         if not isinstance(name, str):
             raise ConfigError(f"{path}: {name!r} is no name of a setting")
@@ -181,7 +186,10 @@ def read_values(said: Mapping[str, object]) -> dict[str, object]:
         field = name.replace("-", "_")
         flag = _BY_FIELD.get(field)
         if flag is None or field in _ONLY_FLAGS:
-            raise ConfigError(f"{name[:64]!r} is no setting", field[:64])
+            from select_service.standard_output import meant  # settings that are right need none
+
+            near = meant(field[:64], _BY_FIELD)
+            raise ConfigError(f"{name[:64]!r} is no setting{near}", field[:64])
         if field in values:
             raise ConfigError(f"{field} comes twice", field)
         try:

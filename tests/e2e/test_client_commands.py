@@ -8,9 +8,11 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -217,6 +219,46 @@ def test_watching_needs_rich(
     monkeypatch.setitem(sys.modules, "rich.live", None)
     code, _, err = ask("loads", "--watch", "--url", url(server))
     assert (code, err.split(": ")[1]) == (2, "--watch needs rich")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        ("https://", "", "What listens there has no TLS: try http://"),
+        ("http://", "/console", "--url is the address of the service alone"),
+        ("http://nosuchhost.invalid/", "", "There is no such host"),
+    ],
+)
+def test_an_address_that_is_almost_right(
+    before: str, after: str, remedy: str, server: Server, ask: Terminal
+) -> None:
+    host = url(server).removeprefix("http://") if "nosuch" not in before else ""
+    code, out, err = ask("workers", "--url", before + host + after)
+    assert (code in {1, 2}, out) == (True, "")
+    assert err.splitlines()[-1].startswith(remedy), err
+
+
+def test_somebody_else_listens_there(ask: Terminal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(65_536)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(hang_up)
+            code, _, err = ask("doctor", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("What listens there is no select-service")
+    assert err.count("127.0.0.1") == 1
+
+
+def test_a_worker_id_is_a_number(ask: Terminal) -> None:
+    code, _, err = ask("drain", "abc")
+    assert (code, err.splitlines()[-1].partition("worker_id: ")[2]) == (
+        2,
+        "'abc' is not a whole number",
+    )
 
 
 def test_nobody_there(ask: Terminal) -> None:

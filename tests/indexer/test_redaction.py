@@ -41,6 +41,7 @@ def test_secrets_are_removed(text: str, shown: str) -> None:
         'http://p/api: up{job="a"} @ 17',
         "a bearer token is needed",
         "basic authentication, Bearer credentials",
+        "a token is needed: Authorization: Bearer <token>",
         "tokens=7 token=8",
         "http://one and me@two",
     ],

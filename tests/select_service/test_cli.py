@@ -103,6 +103,29 @@ def test_what_may_have_been_meant(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.parse(["--zzz"], {})
     assert capsys.readouterr().err.endswith("unknown argument: --zzz\n")
+    for word in ("serve", "start", "run"):
+        with pytest.raises(SystemExit):
+            cli.parse([word], {})
+        assert "without one the service starts\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "meant"),
+    [
+        ("workers --modle-name x", "workers", "--modle-name (is --model-name meant?)"),
+        ("demo --engine 2", "demo", "--engine (is --engines meant?)"),
+        ("doctor --zzz", "doctor", "--zzz"),
+        ("token new --nam x --scopes read --name y", "token new", "--nam (is --name meant?)"),
+    ],
+)
+def test_a_command_refuses_what_it_does_not_know_in_its_own_words(
+    typed: str, usage: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(typed.split())
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: select-service {usage} ")
+    assert told.endswith(f"unknown argument: {meant}\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -36,6 +36,18 @@ _OF_GATES: Final = frozenset(
 )
 
 
+_NOT_RUNNING: Final = (
+    "Is it running? `select-service` starts one, `make run` in a checkout; --url names another."
+)
+_REMEDIES: Final = {
+    "WRONG_VERSION_NUMBER": "What listens there has no TLS: try http:// in place of https://.",
+    "[Errno -": "There is no such host, or its name cannot be looked up: --url names another.",
+    "RemoteProtocolError": "What listens there is no select-service, or wants https://: --url "
+    "names another.",
+}
+"""By what is in the words of a failed connection; a negative number is one of the resolver."""
+
+
 class ClientError(Exception):
     """A problem that no selector has reported."""
 
@@ -43,10 +55,11 @@ class ClientError(Exception):
 class Unreachable(ClientError):
     """No selector could be reached; no booking will stay."""
 
-    remedy: ClassVar[str] = (
-        "Is it running? `select-service` starts one, `make run` in a checkout; --url names another."
-    )
-    """What commands say below it."""
+    @property
+    def remedy(self) -> str:
+        """What commands say below it."""
+        text = str(self)
+        return next((remedy for sign, remedy in _REMEDIES.items() if sign in text), _NOT_RUNNING)
 
 
 class TimedOut(ClientError):

@@ -174,7 +174,8 @@ async def test_a_worker_may_say_that_it_has_no_http_endpoint(
 
 def test_an_address_of_no_kind_is_named_once(capsys: Capture) -> None:
     assert cli.main(["doctor", "--url", "localhost:1"]) == 2
-    assert capsys.readouterr().err == "localhost:1: neither http://, https:// nor unix:/path\n"
+    why = "neither http://, https:// nor unix:/path (is http://localhost:1 meant?)"
+    assert capsys.readouterr().err == f"localhost:1: {why}\n"
 
 
 def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
