@@ -20,7 +20,7 @@ import pytest
 
 from indexer import block_hashes, sequence_hashes, unpack_i64
 from select_service.cli import main
-from select_service.client import Client
+from select_service.client import Client, Options
 from tests.e2e.test_client import spec, url
 from tests.live.server import Server
 from tests.wait import PATIENCE_S
@@ -186,7 +186,8 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
         shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
         assert ALTERNATE_SCREEN in shown
         assert "│ 48 " not in shown
-        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
+        options = Options.single_attempt(PATIENCE_S)  # none that the service does not hear of
+        with Client(url(server), options=options) as client, client.reserve(token_ids=range(48)):
             seen(ours, lambda text: "│ 48 " in text)
 
 
