@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.ports import HOST, free_port
-from tests.on_ray.cluster import Cluster
+from tests.on_ray.cluster import PATIENCE_S, Cluster
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -25,6 +25,7 @@ QUIET = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "180",  # 5 s are not enough where others compute, too
+    "RAY_worker_niceness": "0",  # 15 by default: behind all that computes beside it
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -78,7 +79,11 @@ def quiet(folder: str) -> None:
 def running_cluster(quiet: None, folder: str) -> Iterator[Cluster]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     from ray import serve
+    from ray.serve._private import api, client
 
+    for module in (api, client):
+        assert module.HTTP_PROXY_TIMEOUT == 60, "a minute, which no variable makes longer"
+        module.HTTP_PROXY_TIMEOUT = PATIENCE_S
     dashboard_port = free_port()
     ray.init(
         num_cpus=2,
