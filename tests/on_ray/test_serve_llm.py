@@ -18,7 +18,7 @@ from tests.on_ray import llm
 from tests.on_ray.cluster import Cluster, Selectors, kill_replicas, wait_until
 from tests.readme import document
 
-pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 EVENTS, REPLAYS = 10, 20
 

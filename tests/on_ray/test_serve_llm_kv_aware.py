@@ -30,7 +30,7 @@ from tests.readme import document
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.e2e,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1",
         reason="Ray's KV-aware router needs its HAProxy: make test-ray-llm",
