@@ -32,6 +32,7 @@ from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.engine_presets import preset_of
 from select_service.simulator.profiles import read_formula, read_profile
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
+from select_service.standard_output import meant
 from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
 
@@ -267,17 +268,23 @@ def _as(kind: type[T], values: object) -> T:
 
 
 def _with_choices(text: str, kind: type) -> str:
-    """Add the words that a member takes where msgspec only says that another is none of them."""
-    member = text.partition("`$.")[2].rstrip("`")
+    """Say which member msgspec means, and the words that it takes where another is none of them."""
+    said, _, member = text.partition(" - at `$.")
+    member = member.rstrip("`")
     choices = get_args(get_type_hints(kind).get(member)) if "enum value" in text else ()
-    return f"{text}: one of {', '.join(map(str, choices))}" if choices else text
+    if choices:
+        wrong = said.partition("'")[2].rstrip("'")
+        words = list(map(str, choices))
+        return f"{member}: {wrong!r} is none of {', '.join(words)}{meant(wrong, words)}"
+    return f"{member}: {said}" if member else text
 
 
 def _expect_known(values: Mapping[str, object], kind: type[msgspec.Struct]) -> None:
     unknown = values.keys() - set(kind.__struct_fields__)
     if unknown:
         known = ", ".join(kind.__struct_fields__)
-        raise ValueError(f"there is no {', '.join(sorted(unknown))}; there are {known}")
+        near = meant(min(unknown), kind.__struct_fields__)
+        raise ValueError(f"there is no {', '.join(sorted(unknown))}{near}; there are {known}")
 
 
 def decoded(text: bytes, kind: type[T]) -> T:
@@ -358,7 +365,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         list[WorkloadSettings],
         repeated(ValueType(_workload, "KIND[,NAME=VALUE...]")).called("--workload").common(),
         f"synthetic requests, one of {', '.join(KINDS)}; repeat the flag for several side by side; "
-        "e.g. chat,rate=2,requests=5000,tenant=a",
+        "e.g. chat,rate=2,requests=5000,tenant=a: two chats of several turns begin a second",
     ] = []
     workers: Annotated[int, whole(1, WORKERS_MAX).common(), "number of simulated workers"] = 8
     prefill_workers: Annotated[
@@ -446,7 +453,9 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
         if (self.trace is None) == (not self.workloads):
-            raise ValueError("a trace or workloads, one of them")
+            raise ValueError(
+                "a trace or workloads, one of them: --trace FILE or --workload chat,requests=500"
+            )
         expect_values(self)
         expect_weights(self.weights)
         for part in (*self.slow, *self.changes):

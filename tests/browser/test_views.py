@@ -207,6 +207,8 @@ def test_prefixes_are_found_by_tokens_and_by_decision(serve: Serve, tab: Tabs) -
         page.find("#prefix-tokens").fill(str(tokens))
         page.find("button:has-text('Look it up')").click()
         page.until("#prefix-held", "2 of 3 ranks")
+        page.until("#prefix-result", "6, each of 16 tokens")
+        page.until("#prefix-result", "blocks 0\u20135; at best")
         scores = call(server, "POST", "/overlap_scores", {"token_ids": tokens})["workers"]
         held = {f"{one['worker_id']} · {one['dp_rank']}": one["disk_blocks"] for one in scores}
         shown = {name: int(row["Held"].split(" ")[0]) for name, row in page.rows("holders").items()}

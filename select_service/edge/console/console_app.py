@@ -58,6 +58,7 @@ class ConsoleApp:
     """The routes and the history of the console, whether or not anybody has opened it."""
 
     path: Final = CONSOLE_PATH
+    docs_path: Final = DOCS_PATH
 
     def __init__(
         self,

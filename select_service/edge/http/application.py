@@ -410,7 +410,7 @@ def _not_found_details(
     if authority is None:
         found["version"] = __version__
     if console is not None:
-        found["console"] = console.path
+        found |= {"console": console.path, "docs": console.docs_path}
     return found | {"openapi": "/openapi.json", "health": "/health"}
 
 

@@ -221,8 +221,12 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["run"], "a trace or workloads"),
         (["run", "--workload", "chat", "--policy", "first-token,best"], "policy must be one of"),
-        (["run", "--workload", "chess"], "chess"),
-        (["run", "--workload", "chat,pace=2"], "there is no pace"),
+        (
+            ["run", "--workload", "chats"],
+            "kind: 'chats' is none of chat, agents, shared-prompts, rl (is chat meant?)",
+        ),
+        (["run", "--workload", "chat,rat=2"], "there is no rat (is rate meant?)"),
+        (["run", "--workload", "chat,rate=x"], "rate: Expected"),
         (["run", "--workload", "chat,rate"], "NAME=VALUE"),
         (["run", "--workload", "chat", "--load", "0.5"], "needs a trace"),
         (["run", "--workload", "chat", "--workers", "0"], "--workers: 0 is not in 1..10000"),
@@ -235,7 +239,7 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["run", "--workload", "chat", "--change", "soon"], "AT:DO"),
         (["run", "--workload", "chat", "--engine", "kv_tokens=0"], "kv_tokens"),
         (["run", "--workload", "chat", "--slow", "4"], "COUNT:SPEED"),
-        (["run", "--workload", "chat", "--slow", "4:half"], "--slow: 4:half: Expected `float`"),
+        (["run", "--workload", "chat", "--slow", "4:half"], "--slow: 4:half: speed: Expected"),
         (["run", "--workload", "chat", "--slow", "0:0.5"], "0:0.5: count: 0 is not in 1.."),
         (
             ["run", "--workload", "chat", "--slow", "4:0"],

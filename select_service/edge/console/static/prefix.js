@@ -87,7 +87,7 @@ export class Prefix {
 
   show(told, about) {
     const holders = told.holders;
-    const head = facts([["Prompt", about ?? `${plural(told.isl_tokens, "token")}`], ["Blocks", `${count(told.blocks)} of ${told.block_size} tokens`], ["Held by", h("span", { id: "prefix-held" }, `${count(told.holders_total)} of ${plural(told.ranks_total, "rank")}`)]]);
+    const head = facts([["Prompt", about ?? `${plural(told.isl_tokens, "token")}`], ["Blocks", `${count(told.blocks)}, each of ${told.block_size} tokens`], ["Held by", h("span", { id: "prefix-held" }, `${count(told.holders_total)} of ${plural(told.ranks_total, "rank")}`)]]);
     if (!told.blocks) {
       this.result.replaceChildren(panel("Who holds it", head, emptiness("No whole block", `The prompt is shorter than a block of ${told.block_size} tokens: nothing of it can be cached.`, "no-block")));
       return;
@@ -104,7 +104,7 @@ export class Prefix {
       panel(
         "Who holds it",
         head,
-        h("p", { class: "legend" }, key("device", "device"), key("host", "host"), key("disk", "disk"), h("span", { class: "when" }, `block 0 to ${count(told.blocks)}; at best ${percent(depth / told.blocks)} are held`)),
+        h("p", { class: "legend" }, key("device", "device"), key("host", "host"), key("disk", "disk"), h("span", { class: "when" }, `blocks 0–${count(told.blocks - 1)}; at best ${percent(depth / told.blocks)} are held`)),
         h("div", { class: "table-box" }, h("table", { class: "live", "data-table": "holders" }, h("caption", { class: "unseen" }, "Ranks and the blocks each holds"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Worker · rank"), h("th", { scope: "col", class: "wide-bar" }, "Blocks of the prompt"), h("th", { scope: "col", class: "num" }, "Held"), h("th", { scope: "col" }, "Ranges"))), h("tbody", {}, lines))),
         note,
       ),

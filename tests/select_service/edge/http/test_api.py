@@ -63,7 +63,7 @@ def test_the_root_says_what_there_is(console: bool, access_log: bool) -> None:
 
     async def use(port: int, _: Driver, __: object) -> None:
         wire = await Wire.to(port)
-        places = {"console": "/console"} if console else {}
+        places = {"console": "/console", "docs": "/docs"} if console else {}
         for path in ("/", "/", "/?from=somebody"):  # the second time from memory, if there is any
             wire.ask("GET", path, None, "Accept: text/html,*/*;q=0.8")
             status, headers, content = await wire.answer()
