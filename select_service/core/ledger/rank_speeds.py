@@ -40,7 +40,7 @@ TOLD_EVERY_S: Final = 1.0
 its rank attends to is added up for that."""
 BEGINS_WITHIN: Final = 2.0
 """A request without output for so many times as another one took between two reports waits for a
-place in the batch: its rank attends to nothing of it."""
+place in the batch, unless a later one has output: its rank attends to nothing of it."""
 TOGETHER_S: Final = 0.05
 """What is reported so soon after a first token was reported together with it: a client that does
 not stream has it all at the end of the answer."""

@@ -41,12 +41,16 @@ class SlotGeneration:
         Args:
             sequence_blocks: the ledger's, which are left out; so are fractions.
             since: when a request had its first token at the earliest of which no output was
-                reported yet. Others wait for a place in the batch.
+                reported yet. Others wait for a place in the batch, unless one that came later has
+                output: ranks go by order, and not every caller reports output.
         """
+        reservations = self.reservations.values()
+        latest = max((one.created for one in reservations if one.output_blocks), default=0.0)
         return sum(
             one.prompt_blocks - sequence_blocks + one.output_blocks
-            for one in self.reservations.values()
-            if one.output_blocks or (one.prefill_done and one.first_token_at >= since)
+            for one in reservations
+            if one.output_blocks
+            or (one.prefill_done and (one.created < latest or one.first_token_at >= since))
         )
 
 

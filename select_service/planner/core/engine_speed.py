@@ -41,6 +41,9 @@ loads did not differ by more than this; see `rank_speeds.DOUBT`, which counts wh
 that no load meets the target. Nobody has seen that none does."""
 WAITS: Final = 2.0
 """Requests whose tokens took so many times as long as steps of their ranks waited for a place."""
+WAITS_LEAST_S: Final = 1.0
+"""They waited at least for so long: caches that move to decode workers, and clients that end their
+requests late, take less, and no number of engines ends that."""
 ROOM_MEASUREMENTS: Final = 8
 """Fewer of an interval say nothing of the room that ranks have."""
 BUSY_BASE_S: Final = 0.02
@@ -281,7 +284,7 @@ class EngineSpeed:
         known.room_age_s += passed_s
         if known.room_age_s > self._settings.age_most_s:
             known.room = None
-        told, itl_ms = window.itl_moments, window.itl_ms
+        told = window.itl_moments
         if (
             isinstance(told, Missing)
             or told.samples < ROOM_MEASUREMENTS
@@ -290,14 +293,22 @@ class EngineSpeed:
             return
         before, self._load = self._load, math.sqrt(told.xx / told.samples)
         step_s = told.y / told.samples
-        waits_s = max(self._target_s, WAITS * step_s)
-        if isinstance(itl_ms, Value) and itl_ms.value > 1e3 * waits_s:
+        if self._wait_for_places(window, step_s):
             load = max(before, self._load)  # those that have ended now may have waited then
             # part of an interval may have been quiet; where engines were replaced it goes on
             known.room = max(load, ((known.room or load) + load) / 2)
             known.room_age_s = 0.0
         elif known.room is not None:
             known.room = max(known.room, self._load)
+
+    def _wait_for_places(self, window: Window, step_s: float) -> bool:
+        """Whether requests waited for a place in a batch whose steps take so long."""
+        itl_ms, osl = window.itl_ms, window.osl
+        if not (isinstance(itl_ms, Value) and isinstance(osl, Value)):
+            return False
+        itl_s = itl_ms.value / 1e3
+        waited_s = osl.value * (itl_s - step_s)
+        return itl_s > max(self._target_s, WAITS * step_s) and waited_s >= WAITS_LEAST_S
 
     def _choose(self) -> dict[Phase, str]:
         """Choose between profile and measurements; returns why a phase was not measured."""
@@ -334,6 +345,8 @@ class EngineSpeed:
         if profile is None or not isinstance(window.isl, Value):
             return found
         isl, osl = window.isl.value, window.osl
+        if isl <= 0.0:
+            return found  # of empty prompts alone nothing is profiled
         prefill, decode = (self.learnt[phase].line for phase in ("prefill", "decode"))
         if prefill is not None:
             tokens = isl * computed

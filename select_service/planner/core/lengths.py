@@ -21,8 +21,11 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]], mean: float | None = None) -> Lengths | None:
-        """Normalise points; scale them to a mean, if known better than from buckets."""
-        kept = [(tokens, share) for tokens, share in points if share > 0]
+        """Normalise points; scale them to a mean, if known better than from buckets.
+
+        None: there are none, or nothing is known of their lengths.
+        """
+        kept = [(tokens, share) for tokens, share in points if tokens > 0 and share > 0]
         total = sum(share for _, share in kept)
         if not total:
             return None

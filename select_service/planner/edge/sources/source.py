@@ -41,12 +41,18 @@ def counted(number: float | None, why: str) -> Reading:
 
 
 def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0) -> Reading:
-    """Turn a sum and a count into a mean: a count of 0 is idle, whatever the sum."""
+    """Turn a sum and a count into a mean: a count of 0 is idle, whatever the sum.
+
+    One that is negative or no number is missing: everything that is averaged is a time or a length.
+    """
     if total is None or count is None or not (math.isfinite(total) and math.isfinite(count)):
         return Missing(why)
     if count <= 0:
         return IDLE
-    return Value(scale * total / count)
+    mean = scale * total / count
+    if not 0 <= mean < math.inf:
+        return Missing(f"{why} that can be: the mean is {mean:g}")
+    return Value(mean)
 
 
 def moments(told: Mapping[str, float | None], why: str) -> Moments | Missing:

@@ -299,6 +299,26 @@ def test_what_engines_attend_to_is_told_without_what_a_price_adds(fraction: floa
     assert told.x - before == 10 + outputs + 3, "the second has waited for longer than two reports"
 
 
+def test_callers_that_never_report_output_do_not_wait_where_later_ones_write() -> None:
+    """A rank writes for requests in the order in which they came."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    hashes = pack_u64(range(1, 11))
+    silent, _ = [ledger.book(name, 0, hashes, 160, 1.0, isl_tokens=160) for name in ("s", "t")]
+    writes = ledger.book("w", 0, hashes, 160, 2.0, isl_tokens=160)
+    waits = ledger.book("v", 0, hashes, 160, 3.0, isl_tokens=160)
+    for one in (silent, writes, waits):
+        ledger.prefill_complete(one, 3.0)
+        one.first_token_at = 3.0
+    reports = SURE + 10
+    for number in range(reports):
+        ledger.output_block(writes, None, 9.0 + number)
+    told = ledger.loads.speeds.blocks
+    before = told.x
+    ledger.output_block(writes, None, 9.0 + reports)
+    assert told.x - before == 2 * 10 + reports + 1, "of the silent one, and its own"
+
+
 def test_all_blocks_told_at_the_end_are_not_timed() -> None:
     ledger = Ledger()
     ledger.ensure(1)

@@ -136,6 +136,23 @@ def test_slow_ends_of_requests_in_time_are_no_full_engines() -> None:
     assert speed.known.room is None
 
 
+@pytest.mark.parametrize("attainment", [None, 0.99])
+def test_short_answers_that_begin_or_end_late_are_no_full_engines(attainment: float | None) -> None:
+    """Caches that move to decode workers take a moment: a fleet grew to its budget for it."""
+    engine, one, osl = Engine(0.006, 0.12e-6, 300_000.0), model(), 20.0
+    one.speed = EngineSpeed(None)
+    one.goals = replace(one.goals, attainment=attainment)
+    run, rate = Run(one, prefill=3, decode=4, correct=True), 30.0 * OSL / osl
+    for _ in range(12):
+        window = measured_on(engine, run.counts[1], 30.0)
+        late_ms = 40.0  # more than half a second of a request
+        run.slow(
+            replace(window, requests=Value(rate * INTERVAL), osl=Value(osl), itl_ms=Value(late_ms))
+        )
+    assert one.speed.known.room is None
+    assert run.counts[1] <= 14, "its correction is bounded"
+
+
 def test_what_waits_for_a_place_does_not_correct_the_speed() -> None:
     """It is no slowness of engines: more of them end it."""
     engine, one = Engine(0.006, 0.12e-6, 60_000.0), model()

@@ -188,3 +188,4 @@ def test_buckets_become_lengths() -> None:
     assert lengths is not None
     assert lengths.mean == pytest.approx(600.0)
     assert Lengths.of(()) is None
+    assert Lengths.of(from_buckets([(math.inf, 40.0)]), mean=600.0) is None, "all in one bucket"

@@ -17,6 +17,7 @@ from select_service.planner.edge.sources import selector as selector_module
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.series_names import SELECTOR
+from select_service.planner.edge.sources.source import ratio
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.errors import TraceError
 from select_service.planner.types import (
@@ -397,3 +398,10 @@ def test_a_length_that_is_none_is_refused(tmp_path: Path, name: str, tokens: str
     trace.write_text("{" + ", ".join(f'"{key}": {value}' for key, value in line.items()) + "}\n")
     with pytest.raises(TraceError, match=rf"line 1: .*{name}"):
         read_trace(trace)
+
+
+@pytest.mark.parametrize(("total", "count"), [(-3.0, 2.0), (1e308, 0.5), (1.0, 1e-320)])
+def test_a_mean_that_cannot_be_is_missing(total: float, count: float) -> None:
+    told = ratio(total, count, "no series x", 1e3)
+    assert isinstance(told, Missing)
+    assert told.why.startswith("no series x that can be: the mean is ")

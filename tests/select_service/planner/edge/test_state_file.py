@@ -154,6 +154,21 @@ def test_engines_that_cannot_be_are_damage(tmp_path: Path, harm: dict[str, objec
     assert state.damaged
 
 
+@pytest.mark.parametrize(("isl", "osl"), [(0.0, 300.0), (0.0, 0.0)])
+def test_an_interval_of_empty_prompts_alone_leaves_a_state_that_can_be_read(
+    tmp_path: Path, isl: float, osl: float
+) -> None:
+    """Their times divided by nothing, and a profile was wrong by a factor of 0: damage."""
+    run, path = Run(), tmp_path / "planner.json"
+    prefills = measured(0.0, 28e-6, (500.0, 3000.0), 100)
+    run.slow(window(isl=Value(isl), osl=Value(osl), prefill_moments=prefills))
+    assert run.fleet.models[0].speed.known.wrong == {}
+    StateFile(path).write(run.fleet, 1, run.states)
+    state = StateFile(path)
+    assert state.read(Run().fleet).decision_id == 1
+    assert not state.damaged
+
+
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("has_profile", [True, False])
 def test_the_plan_after_a_restart_is_the_one_before(
