@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _INTERRUPTED = 130
+_NO_RESULT: Final = "it was done: there is no result"
+_UNDONE: Final = {
+    "select-planner": "it began",
+    "select-planner run": "its first plan: it has scaled nothing",
+}
+"""What Ctrl-C came before, by command; of all others there is no result then."""
 _TERMS: Final = {
     "prefill_engines": "engines that are needed, before rounding up",
     "prefill_service_s": "seconds that an engine computes for a prompt",
@@ -73,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PlannerError as error:
         complain(f"{command}: {error}")
     except KeyboardInterrupt:
-        complain(f"{command}: interrupted, nothing was written")
+        complain(f"{command}: stopped by Ctrl-C before {_UNDONE.get(command, _NO_RESULT)}")
         return _INTERRUPTED
     return _FAILED
 

@@ -15,6 +15,7 @@ import msgspec
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot, checked
+from select_service.simulator.trace_lines import fault
 from select_service.simulator.trial_pool import ComputingPool, SnapshotPool, TrialPoolSettings
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def read_arrivals(lines: Iterable[bytes]) -> Iterator[Arrival]:
             arrival = decoder.decode(line)
             _check(arrival)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise BadArrival(f"line {number}: {error}") from None
+            raise BadArrival(fault(error, f"line {number}")) from None
         yield arrival
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from select_service.core.recording.items import ReservationStep
+from select_service.core.recording.items import MAGIC, ReservationStep
 from select_service.settings.command_line import read_section
 from select_service.simulator.command_options import CalibrateOptions
 from select_service.simulator.comparison import as_text
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.measured_points import Point, read_points
+from select_service.simulator.measured_points import BadResult, Point, read_points
 from select_service.simulator.profiles import write_profile
 from select_service.simulator.recordings import files_of, play
 
@@ -81,13 +81,22 @@ def execute(args: Namespace) -> int:
 
 
 def _read(path: str) -> list[Point]:
-    """Read JSON of a load generator, or else a recording."""
-    is_json = False
+    """Read JSON of a load generator, or a recording.
+
+    Raises:
+        BadResult, BadRecording, OSError: it is neither, or cannot be read.
+    """
     if Path(path).is_file():
         with Path(path).open("rb") as file:
-            begin = file.read(64).removeprefix(BOM_UTF8).lstrip()[:1]
-        is_json = begin in (b"{", b"[", b"")
-    return read_points(path) if is_json else recorded_points(path)
+            begin = file.read(64).removeprefix(BOM_UTF8).lstrip()
+        if begin[:1] in (b"{", b"[", b""):
+            return read_points(path)
+        if not begin.startswith(MAGIC[: len(begin)]):
+            raise BadResult(
+                f"{path} begins with {begin[:20].decode(errors='replace')!r}: neither JSON of "
+                "vLLM's bench, guidellm or AIPerf, nor a recording (select-service --record FILE)"
+            )
+    return recorded_points(path)
 
 
 def fit(points: Sequence[Point]) -> Calibration:

@@ -306,20 +306,25 @@ def table_of(result: Capacities) -> tuple[list[str], list[list[str]]]:
     base = base_of(groups)
     by_workers, capacity = result.find == "workers", result.capacity
     what = "workers" if by_workers else "of capacity" if capacity else "times the load"
-    head = ["policy", what, *(["requests/s"] if capacity else []), f"against {base}, %"]
+    head = ["policy", what, *(["requests/s"] if capacity else [])]
+    is_compared = len(groups) > 1
+    if is_compared:
+        head.append(f"against {base}, %")
     rows = []
     for policy, group in groups.items():
         row = [policy, group.text()]
         if capacity:
             row.append(group.text(capacity))
-        change = None if policy == base else _against(group, groups[base])
-        rows.append([*row, "-" if change is None else _signed(change)])
+        if is_compared:
+            change = None if policy == base else _against(group, groups[base])
+            row.append("-" if change is None else _signed(change))
+        rows.append(row)
     return head, rows
 
 
 def _signed(change: Estimate) -> str:
     half = "" if change.half is None else f" ±{100 * change.half:.1f}"
-    return f"{100 * change.mean:+.1f}{half}"
+    return f"{100 * change.mean:+z.1f}{half}"
 
 
 def verdict(result: Capacities) -> str:

@@ -215,7 +215,7 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         complain(f"{parser.prog}: {error}")
         return 1
     except KeyboardInterrupt:
-        complain(f"{parser.prog}: interrupted, nothing was written")
+        complain(f"{parser.prog}: stopped by Ctrl-C before it was done: there is no result")
         return INTERRUPTED
     except OSError as error:
         if error.errno is not None and error.filename is None:

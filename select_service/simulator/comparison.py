@@ -194,8 +194,38 @@ def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
     for policy, group in by_policy(runs).items():
         found = estimates(group)
         cells = [found[name].text(METRICS[name][3], METRICS[name][2]) for name in _SHOWN]
+        if not _has_targets(group):
+            cells[_SHOWN.index("good")] = "-"
         rows.append([policy, *cells])
     return head, rows
+
+
+def _has_targets(runs: Iterable[Measures]) -> bool:
+    """Whether anything says when a request is in time; without, `good` is what was answered."""
+    return any(one.slo for one in runs)
+
+
+def legend(result: Comparison) -> dict[str, str]:
+    """Return what the columns of `table` mean that do not say so themselves."""
+    has_targets = _has_targets(result.runs)
+    rates = [one.rate for one in result.settings.workloads if one.arrivals != "closed"]
+    goodput = "requests per second that were " + (
+        "in time" if has_targets else "answered, as there is no target"
+    )
+    if rates:
+        goodput += (
+            f", until the last answer; rate={sum(rates):g} counts sessions that begin in a second, "
+            "of one request or several with pauses between"
+        )
+    return {
+        "E2E": "from arrival to the last token",
+        "of ceiling": "the hit rate as a share of that of one infinite cache for all",
+        "load CoV": "standard deviation over mean of the requests per worker; 0 is even",
+        "in time": "within the targets for TTFT and ITL"
+        if has_targets
+        else "no target was given: --slo-ttft, --slo-itl",
+        "goodput": goodput,
+    }
 
 
 # -- one policy beside another -------------------------------------------------------------------
@@ -239,13 +269,16 @@ def differences(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
     """
     groups = by_policy(runs)
     base = base_of(groups)
-    head = [f"against {base}", *(_label_of_change(name) for name in _COMPARED)]
+    compared = [name for name in _COMPARED if name != "good" or _has_targets(runs)]
+    head = [f"against {base}", *(_label_of_change(name) for name in compared)]
     rows = []
     for policy, group in groups.items():
         if policy == base:
             continue
         row = [policy]
-        for name, change in changes(groups[base], group).items():
+        found = changes(groups[base], group)
+        for name in compared:
+            change = found[name]
             mean = estimate([METRICS[name][1](one) for one in groups[base]]).mean
             scale = 1.0 if name == "good" else mean
             row.append(_signed(change, 100.0 / scale) if scale else "-")
@@ -259,7 +292,7 @@ def _label_of_change(name: str) -> str:
 
 def _signed(change: Estimate, scale: float) -> str:
     half = "" if change.half is None else f" ±{change.half * scale:.1f}"
-    return f"{change.mean * scale:+.1f}{half}"
+    return f"{change.mean * scale:+z.1f}{half}"
 
 
 def verdict(runs: Sequence[Measures]) -> str:
@@ -275,7 +308,7 @@ def verdict(runs: Sequence[Measures]) -> str:
         for policy, group in by_policy(runs).items()
         if any(one.ok for one in group)  # else its TTFT is no time, and not the shortest
     }
-    by_slo = any(one.slo for one in runs)
+    by_slo = _has_targets(runs)
     name = "good" if by_slo else "ttft_p90"
     sign = -1.0 if by_slo else 1.0
     means = {policy: estimates(group)[name].mean for policy, group in groups.items()}
@@ -306,7 +339,7 @@ def verdict(runs: Sequence[Measures]) -> str:
 def _amount(group: Sequence[Measures]) -> str:
     found = estimates(group)
     told = f"TTFT p90 of {_short(found['ttft_p90'].mean, 'ttft_p90')}"
-    if any(one.slo for one in group):
+    if _has_targets(group):
         told = f"{_short(found['good'].mean, 'good')} of requests in time, {told}"
     return f"{told}, hit rate of {100 * found['hit_rate'].mean:.1f} %"
 

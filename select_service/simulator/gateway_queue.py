@@ -23,6 +23,7 @@ from select_service.core.admission.gaie_legacy import (
 from select_service.core.admission.policy_api import InstanceSnapshot
 from select_service.core.admission.slo_shed import ceilings
 from select_service.simulator.admit import InstanceState
+from select_service.simulator.trace_lines import fault
 from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def carry_out(settings: QueueSettings, lines: Iterable[bytes]) -> Iterator[dict[
         try:
             yield _carry_out(queue, decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise BadOperation(f"line {number}: {error}") from None
+            raise BadOperation(fault(error, f"line {number}")) from None
 
 
 def _carry_out(queue: GatewayQueue, one: Operation) -> dict[str, object]:

@@ -12,6 +12,8 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from select_service.simulator.trace_lines import fault
+
 _Above0: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0)]
 
 
@@ -161,7 +163,7 @@ def read_points(path: str) -> list[Point]:
         for one in points:
             one.check()
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise BadResult(f"{path}: {error}") from None
+        raise BadResult(fault(error, path)) from None
     return points
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.simulator.comparison import Comparison, by_policy, differences, verdict
+from select_service.simulator.comparison import Comparison, by_policy, differences, legend, verdict
 from select_service.simulator.comparison import table as told
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines, stacked
@@ -29,10 +29,9 @@ def html_of(result: Comparison, command_line: str = "") -> str:
     body = [
         f"<p>{escape(_summary(result, groups))}</p>",
         table(*told(result.runs)),
-        "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. The ceiling is the "
-        "hit rate of one infinite cache for all. CoV: standard deviation over mean, of requests "
-        "per worker; 0 is even. Goodput: requests answered in time, or at all where no times were "
-        "asked for.</p>",
+        "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. "
+        + escape(". ".join(f"{name}: {meaning}" for name, meaning in legend(result).items()))
+        + ".</p>",
         *_differences(result.runs),
         key(groups),
         *map(figure, _plots(groups)),

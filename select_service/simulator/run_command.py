@@ -14,6 +14,7 @@ from select_service.simulator.comparison import (
     Comparison,
     as_text,
     differences,
+    legend,
     perform,
     table,
     verdict,
@@ -23,6 +24,7 @@ from select_service.simulator.report import html_of
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import POLICIES
+from select_service.standard_output import definitions
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -54,6 +56,7 @@ def execute(args: Namespace) -> int:
     head, rows = differences(runs)
     if rows:
         sys.stdout.write(f"\n{as_text(head, rows)}")
+    sys.stdout.write(f"\n{definitions('columns', legend(result))}\n")
     if options.out is not None:
         write_json(options.out, result)
     if options.report is not None:

@@ -451,7 +451,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             ValueError: naming it.
         """
         if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
+            near = meant(self.policy, POLICIES)
+            raise ValueError(f"policy {self.policy!r} is none of {', '.join(POLICIES)}{near}")
         if (self.trace is None) == (not self.workloads):
             raise ValueError(
                 "a trace or workloads, one of them: --trace FILE or --workload chat,requests=500"

@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
 
     def text(self, digits: int = 3, scale: float = 1.0) -> str:
         """Format it for people."""
-        mean = f"{self.mean * scale:.{digits}f}"
+        mean = f"{self.mean * scale:z.{digits}f}"  # z: what rounds to nothing has no sign
         return mean if self.half is None else f"{mean} ±{self.half * scale:.{digits}f}"
 
 

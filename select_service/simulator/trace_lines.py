@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
+_TEXTS: Final = {"Input data was truncated": "it ends within a value"}
 
 
 class BadTrace(ValueError):
@@ -34,4 +35,14 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
     try:
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadTrace(f"line {number}: {error}") from None
+        raise BadTrace(fault(error, f"line {number}")) from None
+
+
+def fault(error: Exception, what: str) -> str:
+    """Return what is wrong with a line or a file: it is not JSON, or JSON of something else."""
+    if isinstance(error, msgspec.ValidationError):
+        return f"{what}: {error}"
+    if isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):
+        why = str(error).removeprefix("JSON is malformed: ")
+        return f"{what} is not JSON: {_TEXTS.get(why, why)}"
+    return f"{what}: {error}"

@@ -80,9 +80,15 @@ def test_where_the_signal_is_ignored_it_stays_so() -> None:
 
 def test_once_loaded_a_command_handles_it() -> None:
     """Then there may be something to say, and is something to end in order."""
+    begins = "now\nselect-planner"
     late = "select_service.planner.edge.what_if"
     ended = _run("default_int_handler", late, PLANNER, "predict", "--predictor", "kalman")
-    said = "now\nselect-planner predict: interrupted, nothing was written\n"
+    said = f"{begins} predict: stopped by Ctrl-C before it was done: there is no result\n"
+    assert (ended.returncode, ended.stderr) == (130, said)
+    late = "select_service.planner.edge.run_command"
+    flags = ("--model-name", "llama", "--profile-results-dir", "profile")
+    ended = _run("default_int_handler", late, PLANNER, "run", *flags)
+    said = f"{begins} run: stopped by Ctrl-C before its first plan: it has scaled nothing\n"
     assert (ended.returncode, ended.stderr) == (130, said)
 
 

@@ -133,10 +133,10 @@ def test_a_bad_line_is_named_and_what_came_before_is_answered(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good = b'{"t_us":0,"tokens":1}\n'
-    code, out = run(monkeypatch, ["--policy", "always-admit"], good + b"\n" + b"{oops\n" + good)
+    code, out = run(monkeypatch, ["--policy", "always-admit"], good + b"\n" + b"foo\n" + good)
     assert code == 1
     assert out == b'{"admitted":true,"reason":""}\n'
-    assert "line 3: " in capfd.readouterr().err
+    assert "select-sim admit: line 3 is not JSON: it ends within a value" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

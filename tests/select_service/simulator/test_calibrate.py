@@ -208,6 +208,9 @@ def test_a_fit_finds_the_formula_again() -> None:
     [
         ("{}", "neither of vLLM's bench"),
         ("[1]", "Expected `object`"),
+        ('{"a": 1', "result.json is not JSON: "),
+        ("# Results\n", "result.json begins with '# Results\\n': neither JSON of vLLM's bench, "),
+        ("select-service recorded", "nor a recording (select-service --record FILE)"),
         ('{"mean_ttft_ms": 3}', "result.json: Object missing required field `completed`"),
         (VLLM.replace("100", "0", 1), "Expected `float` > 0.0 - at `$.completed`"),
         (VLLM.replace("100", "9" * 400, 1), "`$.completed`"),

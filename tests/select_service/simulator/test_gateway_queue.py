@@ -172,4 +172,7 @@ def test_a_line_that_cannot_be_read_is_named(
     asked = io.TextIOWrapper(io.BytesIO(b'\n{"op": "enqueue"}\n{"op": "evict"}\n'))
     monkeypatch.setattr(sys, "stdin", asked)
     assert main(["queue"]) == 1
-    assert "line 3: " in capsys.readouterr().err
+    assert "line 3: " in capsys.readouterr().err, "it is JSON, of something else"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"evict\n")))
+    assert main(["queue"]) == 1
+    assert "line 1 is not JSON: " in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_a_packed_trace_that_was_cut_is_named(
         ([line(), line(ids=list(range(94)))], "line 2: 94 hash_ids for an input_length of 1500"),
         ([line(), line(isl=9000, ids=list(range(9)))], "line 2: 9 hash_ids for an input_length"),
         ([line(), line(10**18)], "lines 1 and 2: requests are 1e+15 s apart"),
-        ([line(), b"\xff\xfe\n"], "line 2: JSON is malformed"),
+        ([line(), b"\xff\xfe\n"], "line 2 is not JSON: invalid"),
         ([line(), line(ids="0")], "line 2: Expected `array`, got `str` - at `$.hash_ids`"),
     ],
 )

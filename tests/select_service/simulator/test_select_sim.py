@@ -63,13 +63,17 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     files = ["--out", str(out), "--report", str(report)]
     assert main(["run", "--policy", "all", *options, *files]) == 0
     told, rest = capsys.readouterr().out.split("\n", 1)
-    table, differences = (part.splitlines() for part in rest.split("\n\n"))
+    table, differences, legend = (part.splitlines() for part in rest.split("\n\n"))
     assert [line.split()[0] for line in table[1:]] == list(POLICIES)
     assert [line.split()[0] for line in differences[1:]] == [
         policy for policy in POLICIES if policy != "kv-cost"
     ]
+    assert legend[0] == "columns:"
+    assert "rate=4 counts sessions" in " ".join(" ".join(legend).split())
     assert told.endswith(".")
-    assert told in html.unescape(report.read_text()), "it begins with the same sentence"
+    page = html.unescape(report.read_text())
+    assert told in page, "it begins with the same sentence"
+    assert "load CoV: standard deviation over mean" in page, "columns mean the same there"
     result = json.loads(out.read_bytes())
     assert [(one["policy"], one["seed"]) for one in result["runs"]] == [
         (policy, seed) for policy in POLICIES for seed in (1, 2)
@@ -220,7 +224,8 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("argv", "why"),
     [
         (["run"], "a trace or workloads"),
-        (["run", "--workload", "chat", "--policy", "first-token,best"], "policy must be one of"),
+        (["run", "--workload", "chat", "--policy", "first-token,best"], "policy 'best' is none of"),
+        (["run", "--workload", "chat", "--policy", "first-tokn"], "(is first-token meant?)"),
         (
             ["run", "--workload", "chats"],
             "kind: 'chats' is none of chat, agents, shared-prompts, rl (is chat meant?)",
@@ -393,7 +398,7 @@ def test_ctrl_c_leaves_what_was_there(
     monkeypatch.setattr("select_service.simulator.run_command.perform", interrupted)
     assert main(["run", "--workload", CHAT, "--out", str(out)]) == 130
     assert (out.read_text(), len(list(tmp_path.iterdir()))) == ("old", 1)
-    assert "interrupted" in capsys.readouterr().err
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("column", ["prefill_isl", "prefill_ttft", "x_kv_usage", "z_itl"])

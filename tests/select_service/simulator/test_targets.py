@@ -18,7 +18,14 @@ from select_service.simulator.capacity import (
 from select_service.simulator.capacity import table_of as capacity_table
 from select_service.simulator.capacity import verdict as capacity_verdict
 from select_service.simulator.cli import main
-from select_service.simulator.comparison import changes, differences, verdict
+from select_service.simulator.comparison import (
+    Comparison,
+    changes,
+    differences,
+    legend,
+    table,
+    verdict,
+)
 from select_service.simulator.core.measures import Distribution, Measures
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, chain_of
 from select_service.simulator.core.workloads import WorkloadSettings
@@ -89,6 +96,15 @@ def test_the_verdict_says_who_wins_and_by_how_much() -> None:
     plain = runs_of(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None), "random", "kv-cost")
     assert "% below that of random (one run, so no interval)." in verdict(plain)
     assert verdict(plain[:1]).startswith("random: TTFT p90 of ")
+    plain[1] = replace(plain[1], e2e_s=replace(plain[0].e2e_s, mean=plain[0].e2e_s.mean * 0.9999))
+    untold = Comparison(settings=TARGETS, runs=plain)
+    head, rows = table(plain)
+    at = head.index("in time, %")
+    assert [row[at] for row in rows] == ["-", "-"], "nothing says when a request is in time"
+    assert legend(untold)["in time"].startswith("no target was given")
+    head, rows = differences(plain)
+    assert head[-1] == "E2E mean, %"
+    assert rows[0][-1].startswith("+0.0"), "nothing is not less than nothing"
     silent = replace(plain[0], ok=0, ttft_s=Distribution(), policy="silent")
     assert verdict([silent, plain[1]]).startswith("kv-cost: "), "no answer is not a fast one"
 
@@ -144,8 +160,8 @@ def test_there_is_no_half_user() -> None:
     assert search(task).found == 1.0
 
 
-def found_of(*loads: tuple[str, float]) -> str:
-    result = Capacities(
+def capacities(*loads: tuple[str, float]) -> Capacities:
+    return Capacities(
         settings=TARGETS,
         find="load",
         share=0.9,
@@ -154,7 +170,18 @@ def found_of(*loads: tuple[str, float]) -> str:
             CapacityFound(policy=policy, seed=1, found=load, trials=[]) for policy, load in loads
         ],
     )
-    return capacity_verdict(result)
+
+
+def found_of(*loads: tuple[str, float]) -> str:
+    return capacity_verdict(capacities(*loads))
+
+
+def test_one_policy_is_compared_with_none() -> None:
+    one, two = ("first-token", 0.5), ("kv-cost", 0.4)
+    assert capacity_table(capacities(one))[0] == ["policy", "of capacity", "requests/s"]
+    head, rows = capacity_table(capacities(one, two))
+    assert head[-1] == "against kv-cost, %"
+    assert [row[-1] for row in rows] == ["+25.0", "-"]
 
 
 def test_who_carries_nothing_is_no_equal() -> None:
