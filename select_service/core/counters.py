@@ -58,7 +58,7 @@ class ReplicaCounters(Struct):
     heard: int = 0  # messages, except our own
     repeated: int = 0  # statements already known
     dropped: int = 0  # foreign events for an unknown scope, block size or rank
-    ignored: int = 0  # foreign events for an id that is already live, or is not
+    ignored: int = 0  # foreign events for an id that is live already, or is not; names too long
     booked: int = 0  # reservations learned
     freed: int = 0  # reservations ended elsewhere, or given up for another claim
     orphans_expired: int = 0

@@ -231,7 +231,7 @@ class MessageApplier:
             self._counters.claims_refused += 1
             return
         claim = view.claims.find(record.reservation_id, record.born)
-        is_news = live and claim is None
+        is_news = live and claim is None and not record.adopts  # else it was made some time ago
         if claim is None:
             claim = Claim(view.router_id, record)
             claim.hearsay = told_of

@@ -24,6 +24,7 @@ from select_service.core.replication.messages import (
 from select_service.types import LeaseState
 
 if TYPE_CHECKING:
+    from select_service.core.ledger.charge import Charge
     from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.replication.messages import Key
 
@@ -37,6 +38,7 @@ class Claim:
     __slots__ = (
         "aged",
         "born",
+        "charge",
         "dead",
         "digest",
         "faded_at",
@@ -68,6 +70,7 @@ class Claim:
         self.dead = False  # ended, but its owner has not stated so yet
         self.aged = False  # its owner is lost and its time is up; the owner's return revives it
         self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
+        self.charge: Charge | None = None  # of the booking that its booking will replace
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
         self.noted = False  # we have told of growth of a claim that is not ours
         self.touched = 0.0  # the last sign of life while it could not be booked
@@ -94,8 +97,8 @@ class Claim:
         """Tell whether a record of the same name matches this claim.
 
         Not compared are its state, which only grows, the duration of its lease, which may change,
-        terms known only by hearsay (`believe_owner`), and what one of our older versions does not
-        tell (`learn_again`).
+        terms known only by hearsay (`believe_owner`), what one of our older versions does not
+        tell (`learn_again`), and what its owner does not know any more after a restart (`charged`).
         """
         known = self.record
         leases = [one and one.lease_id for one in (known.lease, record.lease)]
@@ -111,6 +114,7 @@ class Claim:
             wave=known.wave,
             pulled=known.pulled,
             held=known.held,
+            charged=known.charged,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 

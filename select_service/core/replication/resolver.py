@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from indexer.types import Scope
     from select_service.core.counters import ReplicaCounters
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
@@ -51,6 +54,7 @@ class Resolver:
                 if is_wanted and self._lifecycle.announcer.may_adopt(booking.reservation):
                     self._lifecycle.renewal.adopt(booking, now)
                 return
+            _hand_on_charge(booking.reservation, [winner])
             self._give_up(booking, now)
         partition, slot = place
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
@@ -64,6 +68,8 @@ class Resolver:
             watched=winner.lease is not None,
             is_news=is_news,
         )
+        if winner.charge is not None:
+            reservation.charge, winner.charge = winner.charge, None
         self._claims.tie(winner, reservation)
         self._counters.booked += 1
         self.follow(winner, now, is_news=False)
@@ -168,6 +174,8 @@ class Resolver:
         assert booking.reservation is claim.reservation
         if freed and not booking.reservation.prefill_done:
             booking.partition.ledger.note_computed(booking.reservation, now)
+        if not freed:
+            _hand_on_charge(booking.reservation, self._claims.alive(claim.reservation_id))
         self._claims.untie(claim, b"")
         self.release(booking, now)
 
@@ -185,6 +193,7 @@ class Resolver:
         """Unbook a claim that has other terms than it was booked with; `resolve` books it again."""
         booking = self._lifecycle.bookings.live(claim.reservation_id)
         if booking is not None and booking.reservation.claim is claim:
+            claim.charge, booking.reservation.charge = booking.reservation.charge, None
             self._give_up(booking, now)
 
     def _give_up(self, booking: LiveReservation, now: float) -> None:
@@ -219,3 +228,14 @@ class Resolver:
         if booking is not None and booking.reservation.claim is None:
             booking.partition.ledger.prefill_complete(booking.reservation, now)
             self.touched[booking.partition] = None
+
+
+def _hand_on_charge(reservation: LedgerReservation, claims: Iterable[Claim]) -> None:
+    """Let the claim that took a reservation over correct what was charged for it at its end."""
+    before = reservation.claim
+    if before is None or reservation.charge is None:
+        return
+    for claim in claims:
+        if before.key in claim.record.adopts:
+            claim.charge, reservation.charge = reservation.charge, None
+            return

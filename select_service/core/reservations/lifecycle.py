@@ -284,9 +284,12 @@ class Lifecycle(ReservationEnds):
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
         if is_news and record.charged is not None and partition.admission is not None:
-            reservation.charge = partition.admission.charge_of_replica(
-                reservation, record.charged, partition.index.block_size, now
-            )
+            if len(record.fairness_id) > self._limits.name_length_max:  # no client may say it here
+                self.announcer.claims.counters.ignored += 1
+            else:
+                reservation.charge = partition.admission.charge_of_replica(
+                    reservation, record.charged, partition.index.block_size, now
+                )
         self.bookings.add(LiveReservation(partition, reservation, None))
         return reservation
 
