@@ -364,7 +364,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     workloads: Annotated[
         list[WorkloadSettings],
         repeated(ValueType(_workload, "KIND[,NAME=VALUE...]")).called("--workload").common(),
-        f"synthetic requests, one of {', '.join(KINDS)}; repeat the flag for several side by side; "
+        f"synthetic requests ({', '.join(KINDS)}); repeatable; "
         "e.g. chat,rate=2,requests=5000,tenant=a: two chats of several turns begin a second",
     ] = []
     workers: Annotated[int, whole(1, WORKERS_MAX).common(), "number of simulated workers"] = 8
