@@ -1,7 +1,5 @@
-# Two commands for a fresh machine with Python 3.11 and make:
-#   make run    the service on port 8092, in the foreground
-#   make test   linters, types, imports and the light tests (no large downloads)
-# Every target does its own set-up; what is already there is not done twice.
+# `make` lists what people use of it, from what stands behind ## beside a target. Every target does its
+# own set-up; what is already there is not done twice.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8092
@@ -32,21 +30,25 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: bandit run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel wheels-check docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-sglang test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm sglang promtool manifests buildah pins sbom client twin readme dashboard pictures clean
+.PHONY: help bandit run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel wheels-check docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-sglang test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm sglang promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
-run: $(VENV)/.installed
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
+	  while read -r name text; do printf 'make %-12s %s\n' "$$name" "$$text"; done
+
+run: $(VENV)/.installed ## the service on port 8092, in the foreground (PORT=9000 ARGS="--log-format json")
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
 
-demo: $(VENV)/.installed-demo
+demo: $(VENV)/.installed-demo ## engines that are not real before the service, and a table of what it does
 	exec $(BIN)/select-service demo $(ARGS)
 
 # What a newcomer types, in a fresh clone, with a clock; a minute or two, most of it the first start.
-newcomer: $(VENV)/.installed-test
+newcomer: $(VENV)/.installed-test ## the README's first minutes in a fresh clone, with a clock
 	$(BIN)/python -m tests.readme.newcomer $(ARGS)
 
 # Everything beside the reference service, half an hour on a quiet machine; ends with 2 when a
 # ratio is worse than in the last committed result that has it.
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-bench ## everything beside the reference service: half an hour
 	exec $(BIN)/python -m bench.compare --compare-with last $(ARGS)
 
 # All of its rows in fewer rounds; the result is drawn beside it. MIDDLE=FILE names it.
@@ -56,11 +58,11 @@ bench-middle: $(VENV)/.installed-bench
 	  status=$$?; $(BIN)/python -m bench.compare.plot $(MIDDLE) && exit $$status
 
 # A part of it in two minutes, to see where one stands.
-bench-quick: $(VENV)/.installed-bench
+bench-quick: $(VENV)/.installed-bench ## a part of it: two minutes
 	exec $(BIN)/python -m bench.compare --quick --compare-with last --out build/bench-quick.json $(ARGS)
 
 # dist/: for this machine's kind, kernels included. Without a C compiler there would be none in it.
-wheel: $(VENV)/bin/python
+wheel: $(VENV)/bin/python ## a wheel for machines like this one, in dist
 	@test -n "$(COMPILER)" || { echo "a wheel with kernels takes a C compiler" >&2; exit 1; }
 	rm -rf build/lib* build/bdist*
 	$(BIN)/python $(PIP_INSTALL:install=wheel) --no-deps --wheel-dir dist .
@@ -93,7 +95,7 @@ bench-plot: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare.plot $(ARGS)
 
 # Side by side: types are checked on one processor.
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test ## linters, types, imports and the light tests: a few minutes, no large downloads
 	$(MAKE) --no-print-directory --jobs=2 lint test-light
 
 lint: $(VENV)/.installed-test
@@ -126,7 +128,7 @@ test-pure: $(VENV)/.installed-test
 
 # What `make test` leaves out: the lowest supported versions of every dependency, long property
 # runs, engines' own publishers, the reference service as an opponent.
-test-full: bandit
+test-full: bandit ## what it leaves out: real engines, the reference service, Ray, a browser, faults
 	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
 	$(MAKE) --no-print-directory test-beside-soak
 	$(MAKE) --no-print-directory test-vllm
@@ -301,7 +303,7 @@ sbom: $(RELEASE)/.installed
 # A wheel of the client alone, with httpx and msgspec for all it depends on.
 CLIENT ?= build/client
 
-client: | $(VENV)/bin/python
+client: | $(VENV)/bin/python ## a wheel of the client alone, in build/client
 	rm -rf $(CLIENT) && mkdir -p $(CLIENT)/from
 	cp -r select_service indexer LICENSE deploy/client/pyproject.toml $(CLIENT)/from
 	find $(CLIENT)/from -name '*.so' -delete
@@ -314,17 +316,17 @@ twin: $(VENV)/.installed-test
 	$(BIN)/python -m tests.select_service.client.twin
 
 # The documents as a site in build/site, built out of mkdocs.yml; warnings of the builder are errors.
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed-docs ## the documents as a site, in build/site
 	$(BIN)/python -m tests.readme.site
 	@echo "build/site is built; to read and search it: python3 -m http.server --directory build/site"
 
 # The tables of the documents and all of deploy/reference come out of the program; a test compares them.
-readme: $(VENV)/.installed-test
+readme: $(VENV)/.installed-test ## pages and tables that come out of the program, anew
 	$(BIN)/python -m tests.readme.tables
 	$(BIN)/python -m tests.readme.api
 	$(BIN)/python -m tests.readme.engines
 
-clean:
+clean: ## everything away that these targets have made
 	rm -rf $(VENV) .venv-* .engines .manifests build dist *.egg-info htmlcov .coverage .coverage.*
 	find indexer select_service \( -name '_*.c' -o -name '*.so' \) -delete
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -361,6 +363,7 @@ $(VENV)/.installed-test: $(VENV)/.installed-demo
 
 # In a fresh clone each of the processes side by side would compile all tests, and what they import.
 $(VENV)/.compiled: $(VENV)/.installed-test
+	@echo "compiling the tests and what they import, this once: half a minute"
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 	@touch $@
 

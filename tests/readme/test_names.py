@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from select_service.settings import FLAGS
 from select_service.simulator import command_options as simulator
 from tests.readme import tables
 from tests.readme.document import CHAPTERS, DOCS, README
+from tests.wait import PATIENCE_S
 
 ROOT = README.parent
 DOCUMENTS = [README, *CHAPTERS, *(ROOT / "bench").glob("**/*.md")]
@@ -103,6 +105,25 @@ def test_commands(file: Path) -> None:
     assert set(written) <= set(targets.split())
     for module in re.findall(r"python -m ((?:bench|tests)[\w.]*\w)", text):
         assert find_spec(module) is not None, module
+
+
+def test_make_alone_lists_targets_and_starts_nothing() -> None:
+    told = subprocess.run(
+        ["make", "--no-print-directory"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    ).stdout.splitlines()
+    (targets,) = re.findall(
+        r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )
+    listed = [line.split()[1] for line in told]
+    assert listed[:2] == ["run", "demo"]
+    assert set(listed) <= set(targets.split())
+    assert {"test", "test-full", "bench", "docs", "clean"} <= set(listed)
+    assert all(len(line.split()) > 3 for line in told), "each says what it does"
 
 
 def test_every_annotation_is_told() -> None:
