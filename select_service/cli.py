@@ -246,7 +246,7 @@ def service_parser(*, by_subject: bool = False) -> CommandParser:
         description=_DESCRIPTION.format(commands=listed),
         examples=_EXAMPLES,
     )
-    parser.list_seldom_used(_environment())
+    parser.list_seldom_used(_below_all_flags() if by_subject else "")
     common = [flag for flag in FLAGS if flag.type.is_common]
     by_use = {"common flags": common, "other flags": [one for one in FLAGS if one not in common]}
     for name, flags in (SECTIONS if by_subject else by_use).items():
@@ -254,9 +254,14 @@ def service_parser(*, by_subject: bool = False) -> CommandParser:
     return parser
 
 
-def _environment() -> str:
-    """List the variables that no flag names."""
-    return definitions("environment", {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES)
+def _below_all_flags() -> str:
+    """List what each admission policy does, and the variables that no flag names."""
+    from select_service.core.admission.policies import MEANINGS  # numpy, for who reads about them
+
+    variables = {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES
+    return (
+        f"{definitions('admission policies', MEANINGS)}\n\n{definitions('environment', variables)}"
+    )
 
 
 # -- completion ----------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ this.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from ipaddress import ip_address
 from typing import Any
 
+_WITH_PORT = re.compile(r"([^:]*|\[.*\]):\d+")
 _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 
@@ -28,8 +30,11 @@ def bind_tcp(host: str, port: int) -> list[socket.socket]:
         One socket, or several for a name.
 
     Raises:
-        OSError: no address of the host is this machine's, or the port is taken at one of them.
+        OSError: no address of the host is this machine's, the port is taken at one of them, or
+            the host has a port of its own.
     """
+    if _WITH_PORT.fullmatch(host):
+        raise OSError("--host takes a name without a port; the port goes to --port")
     host = host.removeprefix("[").removesuffix("]")
     if is_unspecified(host):
         return [_bind_all_addresses(port)]

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
             verb: Callable[[Client, argparse.Namespace], None] = chosen.verb
             verb(client, chosen)
     except ServiceError as refusal:
-        if getattr(chosen, "json", True):  # as its answers are
+        if chosen.json:  # as its answers are
             print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
         else:
             complain(f"select-service {argv[0]}: {refusal}")
@@ -284,6 +284,8 @@ def add_commands(commands: Commands) -> None:
         of = "Its member {}." if one is call else "Only of this {}."
         one.add_argument("--model-name", metavar="NAME", help=of.format("model"))
         one.add_argument("--tenant-id", metavar="NAME", help=of.format("tenant"))
+    call.set_defaults(json=True)
+    drain.set_defaults(json=False)  # what is printed is JSON; what it complains about is for people
     for one in (workers, loads, explain):
         one.add_argument("--json", action="store_true", help="Print one line of JSON.")
 

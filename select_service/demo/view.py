@@ -49,7 +49,7 @@ class Board:
     seconds: float
     issued: int
     finished: int
-    decisions_per_s: float
+    decisions_per_s: float  # on average, since the start
     latency_p50_s: float
     rows: Sequence[BoardRow]
     decisions: Sequence[DecisionLine]
@@ -117,7 +117,7 @@ class PlainView:
         )
         self._write(
             f"{board.seconds:6.1f}s  {board.finished}/{board.issued} done"
-            f"  {board.decisions_per_s:.1f} decisions/s  {workers}"
+            f"  {board.decisions_per_s:.1f} decisions/s on average  {workers}"
         )
 
 
@@ -190,8 +190,9 @@ def _fleet_table(board: Board, without: Sequence[str], padding: int) -> Table:
     columns = {name: column for name, column in _COLUMNS.items() if name not in without}
     table = Table(
         title=board.title,
-        caption=f"{board.seconds:.0f} s · {board.finished} of {board.issued} requests done ·"
-        f" {board.decisions_per_s:.1f} decisions/s · p50 {board.latency_p50_s * 1e3:.1f} ms",
+        caption=f"{board.seconds:.0f} s · {board.finished} of {board.issued} requests done"
+        f" · {board.decisions_per_s:.1f} decisions/s on average"
+        f" · p50 {board.latency_p50_s * 1e3:.1f} ms",
         padding=(0, padding),
     )
     for name, column in columns.items():

@@ -206,7 +206,16 @@ WEIGHT_SETTINGS: Final = {
 with a flag where it is not given."""
 
 
+_FACTORS: Final = {
+    "delay_weight": " x prompts that a rank computes, on average",
+    "eviction_weight": " x share of prompts found / tokens that a rank has computed lately",
+    "pace": " x tokens that a rank computes per second",
+    "interference": " / (1 + prompts that a rank computes, on average)",
+}
+"""How such a weight follows from its setting at the time of a decision; others are as set."""
+
+
 def weight_text(name: str) -> str:
-    """Return what a weight of a decision is, and what sets it."""
+    """Return what a weight of a decision is, what sets it, and how it follows from that."""
     text = COMMON_FIELDS[name].partition(", e.g.")[0].removesuffix(".")
-    return f"{text} ({WEIGHT_SETTINGS[name]})."
+    return f"{text} ({WEIGHT_SETTINGS[name]}{_FACTORS.get(name, '')})."

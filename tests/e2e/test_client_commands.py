@@ -152,7 +152,7 @@ def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
     assert json.loads(ask("drain", "1", "--status", *at)[1])["safe_to_terminate"]
     assert json.loads(ask("drain", "1", "--undo", *at)[1])["drains"] is False
     code, _, err = ask("drain", "9", *at)
-    assert (code, json.loads(err)["code"]) == (1, "worker_not_found")
+    assert (code, err) == (1, "select-service drain: worker 9 not found\n")
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("demo", "doctor", "leave", "token new", "keys new", "workers", "explain"):
         assert any(command in line for line in head), "who looks for a command reads no 570 lines"
     titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[:1].isalpha()]
-    by_subject = [*SECTIONS, "examples", "environment"]
+    by_subject = [*SECTIONS, "examples", "admission policies", "environment"]
     assert titles == ["commands", "options", *by_subject], "in the order of the reference"
     assert all(flag.type.env in text for flag in FLAGS)
     assert all(variable.name in text for variable in ENVIRONMENT)

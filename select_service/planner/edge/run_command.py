@@ -180,7 +180,7 @@ def _listeners(host: str, port: int) -> list[socket.socket]:
     try:
         return bind_tcp(host, port)
     except OSError as error:
-        raise SettingsError(f"--host {host} --port {port}: {error.strerror}") from error
+        raise SettingsError(f"--host {host} --port {port}: {error.strerror or error}") from error
 
 
 async def _until_ended(loop: Loop, server: uvicorn.Server, listeners: list[socket.socket]) -> None:

@@ -87,7 +87,8 @@ def test_every_weight_is_explained_and_says_what_sets_it() -> None:
     _, below = told(dict.fromkeys(WEIGHT_SETTINGS, 0.5))
     for name, setting in WEIGHT_SETTINGS.items():
         assert re.search(rf"^  {name} 0\.5 +[A-Z0].*\w", below, re.MULTILINE), name
-        assert f"({setting})." in " ".join(below.split())
+        assert re.search(rf"\({setting}( [x/] [^.]+)?\)\.", " ".join(below.split())), name
+    assert "(--delay-scale x prompts that a rank computes, on average)." in " ".join(below.split())
     flags = {f"--{name.replace('_', '-')}" for name in CostSettings.__struct_fields__}
     assert {*WEIGHT_SETTINGS.values()} <= flags | {one.name for one in ENVIRONMENT}
 

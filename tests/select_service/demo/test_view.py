@@ -45,7 +45,7 @@ def test_plain_is_a_line_per_picture() -> None:
         PlainView(lines.append).show(BOARD)
     legend, line = lines
     assert all(f"{word}:" in legend for word in ("wN", "load", "held", "hit"))
-    assert "28/30 done  2.5 decisions/s" in line
+    assert "28/30 done  2.5 decisions/s on average  w7" in line
     assert "w7 load=512t/40b held=100/256 hit=43%(predicted 41%)" in line
     assert "w8 down load=-t/-b" in line
 
