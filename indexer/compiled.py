@@ -29,7 +29,7 @@ def usable(kernel: str, abi: int) -> bool:
         kernel: name of the compiled module.
         abi: expected value of its `ABI`; a build left over from other source has another.
     """
-    _OBJECTIONS[kernel] = _objection(kernel, abi) if sys.byteorder == "little" else _BIG
+    _OBJECTIONS[kernel] = _objection(kernel, abi)
     return not _OBJECTIONS[kernel]
 
 
@@ -75,6 +75,8 @@ def complaints() -> list[str]:
 def _objection(kernel: str, abi: int) -> str:
     if os.environ.get(PURE_VARIABLE, "0") not in ("", "0"):
         return _PURE
+    if sys.byteorder != "little":
+        return _BIG
     try:
         built = importlib.import_module(kernel)
     except ModuleNotFoundError:
@@ -83,6 +85,4 @@ def _objection(kernel: str, abi: int) -> str:
         return f"cannot be loaded: {error}"
     except Exception as error:  # noqa: BLE001 - it looks at our classes, and may find others
         return f"{_STALE}: {error}"
-    if getattr(built, "ABI", None) != abi:
-        return _STALE
-    return ""
+    return "" if getattr(built, "ABI", None) == abi else _STALE

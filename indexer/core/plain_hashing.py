@@ -10,7 +10,7 @@ from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from indexer.core.packing import pack_u64
+from indexer.core.packing import TOKEN_BYTES, pack_u64
 from indexer.types import HASH_BYTES
 
 _BASE_SEED: Final = 1337
@@ -18,6 +18,8 @@ _BASE_SEED: Final = 1337
 
 def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
     """Hash every whole window of `width` bytes, one per `stride` bytes. 0.2 µs each."""
+    if min(stride, width) < TOKEN_BYTES:
+        raise ValueError("windows have whole tokens")
     if len(tokens) == width:  # the block of a decode step
         return xxh3_64_digest(tokens, seed)[::-1]
     if width == stride:  # unpacking slices in C costs half of slicing in a loop

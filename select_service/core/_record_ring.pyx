@@ -120,6 +120,8 @@ cdef class RecordRing:
         cdef bytes columns, trust
         cdef Entry entry
         columns, matched, shared, trust = seen
+        if columns is None or block_hashes is None:
+            raise TypeError("a record has columns and hashes")
         entry.of[FLEET_SNAPSHOT] = <PyObject *>fleet_snapshot
         entry.of[ROWS] = <PyObject *>rows
         entry.of[COLUMNS] = <PyObject *>columns

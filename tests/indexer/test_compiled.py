@@ -61,6 +61,9 @@ def test_kernels_are_for_machines_that_write_the_lowest_byte_first(
     monkeypatch.setattr(sys, "byteorder", "big")
     assert not usable("a_kernel", 7)
     assert "little-endian" in complaints()[0]
+    monkeypatch.setenv(PURE_VARIABLE, "1")
+    assert not usable("a_kernel", 7)
+    assert not complaints(), "the plain forms were asked for"
 
 
 @pytest.mark.parametrize("fault", ["TypeError", "ValueError", "AttributeError", "KeyError"])

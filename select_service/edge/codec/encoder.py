@@ -33,6 +33,7 @@ _ECHOED_BYTES_MAX: Final = 1 << 16  # retained until the next is read
 _BLANK, _LINE_FEED, _RETURN, _TAB = b" \n\r\t"
 _ZERO: Final = bytes(HASH_BYTES)
 _ARRAYS: Final = orjson.OPT_SERIALIZE_NUMPY
+_SIGNED: Final = np.dtype("<i8")  # of packed hashes, whatever the machine's own order
 _POSITIVE: Final = bytes(range(128))  # possible highest bytes of a non-negative signed number
 
 
@@ -90,7 +91,9 @@ def _in_json(shown: object) -> object:
     packed = shown.tobytes()
     if packed == echo.last[0]:
         return echo.last[1]
-    return msgspec.Raw(orjson.dumps(np.frombuffer(packed, "<i8"), option=_ARRAYS))
+    # orjson refuses numbers in another order than the machine's, or in old versions misprints them
+    signed = np.frombuffer(packed, _SIGNED).astype(np.int64, copy=False)
+    return msgspec.Raw(orjson.dumps(signed, option=_ARRAYS))
 
 
 def _packed_in(shown: object) -> PackedHashes:

@@ -57,6 +57,12 @@ def test_windows(twin: ModuleType, data: bytes, tokens: int, is_eagle: bool, see
     assert twin.window_hashes(data, stride, width, seed) == expected
 
 
+@pytest.mark.parametrize(("stride", "width"), [(4, 3), (3, 4), (4, 0), (0, 4), (-4, 4), (1, 1)])
+def test_windows_have_whole_tokens(twin: ModuleType, stride: int, width: int) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        twin.window_hashes(bytes(16), stride, width, 1337)
+
+
 @given(hashes=st.lists(U64, max_size=20))
 def test_chains(twin: ModuleType, hashes: list[int]) -> None:
     local = b"".join(value.to_bytes(8, "little") for value in hashes)

@@ -208,3 +208,23 @@ def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
     ring = None
     assert (sys.getrefcount(columns), sys.getrefcount(told)) == before[:2]
     assert sys.getrefcount(None) < before[2] + 100
+
+
+@EITHER
+@pytest.mark.parametrize("lacks", ["columns", "hashes"])
+def test_a_record_without_its_bytes_is_refused(twin: ModuleType, lacks: str) -> None:
+    """The kernel would read behind the end of None."""
+    request = SelectRequest(model_name="m")
+    prompt = SimpleNamespace(block_hashes=b"12345678", blocks=1, isl_tokens=16)
+    seen: Any = (COLUMNS[0], [(1, None)], None, None)
+    if lacks == "columns":
+        seen = (None, *seen[1:])
+    else:
+        prompt.block_hashes = None
+    ticket = SimpleNamespace(
+        prompt=prompt, request=request, since=0.0, reservation_id=None, asked=None, said="said"
+    )
+    ring = twin.RecordRing(4, 1 << 20, 0)
+    with pytest.raises(TypeError):
+        ring.keep(ticket, seen, None, 0, 0.0, None, None, None, None, 0)
+    assert (len(ring), ring.bytes) == (0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -42,6 +43,17 @@ def printed(spelled: list[str]) -> bytes:
     values = [int(one) % 2**64 for one in spelled]
     signed = [value - 2**64 if value >> 63 else value for value in values]
     return json.dumps({"hashes": signed}, separators=(",", ":")).encode()
+
+
+def test_hashes_are_printed_where_the_machine_has_another_order_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are packed in one order, and the printer takes only numbers in the machine's own."""
+    monkeypatch.setattr(encoder.echo, "last", (b"", msgspec.Raw(b"[]")))
+    monkeypatch.setattr(encoder, "_SIGNED", np.dtype(np.int64).newbyteorder())
+    assert shown(np.array([1, -2, 2**62], np.int64).byteswap().tobytes()) == printed(
+        ["1", "-2", f"{2**62}"]
+    )
 
 
 @given(
