@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.partition import Partition
     from select_service.core.pricing.policy import PolicyBook, PolicyError
-    from select_service.types import KvEvents, RouterConfig
+    from select_service.types import KvEventsDefault, RouterConfig
     from select_service.types.shadow import ShadowSettings
 
 
@@ -142,7 +142,7 @@ class SelectionCore:
         self.shares = Shares(self.limits)
         """What each tenant may hold of every bound."""
         registry.budget.parts = self.shares
-        kv_events: KvEvents = config.kv_events_default if config.use_kv_events else "none"
+        kv_events: KvEventsDefault = config.kv_events_default if config.use_kv_events else "none"
         self.catalog = Catalog(self.limits, self.shares, kv_events_default=kv_events)
         self._rng = rng
         if watch.decision_recorder is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from select_service.types.workers import KvEvents
+from select_service.types.workers import KvEventsDefault
 
 Policy = Literal["kv-cost", "first-token"]
 """By the contract's formula, or by when first tokens come (`core/pricing/cost.py`)."""
@@ -24,7 +24,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
     use_kv_events: bool = True  # False: as `kv_events_default="none"`
-    kv_events_default: KvEvents = "engine"  # of workers whose record does not say
+    kv_events_default: KvEventsDefault = "auto"  # of workers whose record does not say
     track_prefill_tokens: bool = True
     assume_kv_reuse: bool = True  # blocks that prompts share on a rank are counted once
     queue_threshold: float = 16.0

@@ -10,6 +10,7 @@ from select_service.types.ranges import U32, U64, check_positive, check_scope_na
 
 Role = Literal["prefill", "decode", "aggregated"]
 KvEvents = Literal["engine", "predicted", "none"]
+KvEventsDefault = Literal["auto", "engine", "predicted", "none"]
 """Where the blocks of a worker's ranks are known from: the KV events of its engine; an estimate of
 what routing put there; nowhere."""
 KvCacheReportMode = Literal["incremental", "full"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
-    from select_service.types import CoreLimits, KvEvents, KvRankState, Outlier
+    from select_service.types import CoreLimits, KvEvents, KvEventsDefault, KvRankState, Outlier
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
@@ -62,7 +62,7 @@ class Worker:
     )
 
     def __init__(
-        self, spec: WorkerSpec, source: str = "api", kv_events_default: KvEvents = "engine"
+        self, spec: WorkerSpec, source: str = "api", kv_events_default: KvEventsDefault = "auto"
     ) -> None:
         self.spec = spec
         self.worker_id = spec.worker_id  # the catalog key
@@ -175,16 +175,20 @@ class Worker:
         )
 
 
-def kv_events_of(spec: WorkerSpec, default: KvEvents) -> KvEvents:
+def kv_events_of(spec: WorkerSpec, default: KvEventsDefault) -> KvEvents:
     """Return where the blocks of a worker are known from.
 
     Its record decides, and otherwise the default: "none" is for all workers, "predicted" for those
-    without an endpoint of KV events. With "engine" these lack one, as in the contract.
+    without an endpoint of KV events. With "engine" these lack one, as in the contract, and with
+    "auto" those of them that do not tell how many blocks an estimate may hold.
     """
     if spec.kv_events is not None:
         return spec.kv_events
+    if default == "none":
+        return "none"
     has_endpoint = bool(spec.kv_events_endpoints) or spec.kv_events_endpoint is not None
-    return "engine" if default == "predicted" and has_endpoint else default
+    is_estimable = default == "predicted" or (default == "auto" and spec.total_kv_blocks)
+    return "predicted" if is_estimable and not has_endpoint else "engine"
 
 
 def missing_parts(worker: Worker) -> list[str]:
@@ -240,9 +244,9 @@ class Catalog:
         limits: CoreLimits,
         shares: Shares | None = None,
         *,
-        kv_events_default: KvEvents = "engine",
+        kv_events_default: KvEventsDefault = "auto",
     ) -> None:
-        self._kv_events_default: KvEvents = kv_events_default
+        self._kv_events_default: KvEventsDefault = kv_events_default
         self._workers: dict[int, Worker] = {}
         shares = shares or Shares(limits)
         self._tenants = shares.bound("workers_max", lambda: limits.workers_max)

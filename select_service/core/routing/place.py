@@ -271,7 +271,14 @@ class Placer:
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
             fair, mark, source = request.fairness_id, ticket.fingerprint, placement.kv_source
             spec = BookingSpec(
-                name, mark, prompt, tokens, track, fair, kv_source=source, charged=ticket.charged
+                name,
+                mark,
+                prompt,
+                tokens,
+                track,
+                fair,
+                kv_source=source,
+                charged=ticket.charged if ticket.ask or ticket.asked else None,
             )
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(slot))

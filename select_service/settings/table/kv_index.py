@@ -14,7 +14,7 @@ from select_service.settings.value_types import (
     switch,
     whole,
 )
-from select_service.types import CoreLimits, KvEvents, TrustSettings
+from select_service.types import CoreLimits, KvEventsDefault, TrustSettings
 
 _STREAMS: Final = StreamLimits()
 _TRUST: Final = TrustSettings()
@@ -131,13 +131,14 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
         "KV-event messages queued per rank before they are read",
     ] = _STREAMS.receive_messages_max
     kv_events_default: Annotated[
-        KvEvents,
-        choice("engine", "predicted", "none"),
+        KvEventsDefault,
+        choice("auto", "engine", "predicted", "none"),
         "where the blocks of workers are known from whose record has no kv_events: engine: KV "
         "events, without whose endpoint a worker is incomplete; predicted: KV events where it "
-        "has an endpoint, otherwise an estimate of what routing put there; none: nowhere, as "
-        "with DYN_USE_KV_EVENTS=false",
-    ] = "engine"
+        "has an endpoint, otherwise an estimate of what routing put there; auto: predicted where "
+        "the record has total_kv_blocks, engine elsewhere; none: nowhere, as with "
+        "DYN_USE_KV_EVENTS=false",
+    ] = "auto"
     kv_estimate_after_s: Annotated[
         float,
         seconds(zero=True).watched("kv_estimate_ranks"),

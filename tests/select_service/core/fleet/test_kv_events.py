@@ -10,7 +10,7 @@ from msgspec import UNSET
 from indexer.types import WorkerRank
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.types import (
-    KvEvents,
+    KvEventsDefault,
     Outcome,
     OverlapScoresRequest,
     PairSelection,
@@ -51,6 +51,9 @@ def matched(fleet: Fleet, worker_id: int, *blocks: int) -> int:
 @pytest.mark.parametrize(
     ("default", "said", "endpoint", "lifecycle", "listens"),
     [
+        ("auto", None, True, "schedulable", True),
+        ("auto", None, False, "schedulable", False),
+        ("auto", "engine", False, "incomplete", False),
         ("engine", None, True, "schedulable", True),
         ("engine", None, False, "incomplete", False),
         ("engine", "predicted", False, "schedulable", False),
@@ -65,12 +68,16 @@ def matched(fleet: Fleet, worker_id: int, *blocks: int) -> int:
     ],
 )
 def test_the_record_says_where_blocks_are_known_from_and_otherwise_the_default(
-    default: KvEvents, said: str | None, *, endpoint: bool, lifecycle: str, listens: bool
+    default: KvEventsDefault, said: str | None, *, endpoint: bool, lifecycle: str, listens: bool
 ) -> None:
     fleet = Fleet(RouterConfig(kv_events_default=default))
-    record = fleet.worker(1, kv_events=said, **({} if endpoint else NO_ENDPOINT))
+    told: dict[str, Any] = {"kv_events": said, **({} if endpoint else NO_ENDPOINT)}
+    record = fleet.worker(1, total_kv_blocks=64, **told)
     assert record.lifecycle == lifecycle
     assert bool(fleet.core.membership.streams()) is listens
+    unsized = fleet.worker(2, **told)  # whoever says so little has to be told, as in the contract
+    is_contract = default == "auto" and not endpoint
+    assert unsized.lifecycle == ("incomplete" if is_contract else lifecycle)
     switched_off = Fleet(RouterConfig(use_kv_events=False))
     assert switched_off.worker(1, **NO_ENDPOINT).lifecycle == "schedulable"
 
