@@ -208,7 +208,7 @@ def _has_targets(runs: Iterable[Measures]) -> bool:
 def legend(result: Comparison) -> dict[str, str]:
     """Return what the columns of `table` mean that do not say so themselves."""
     has_targets = _has_targets(result.runs)
-    rates = [one.rate for one in result.settings.workloads if one.arrivals != "closed"]
+    rates = [one.rate for one in result.settings.workloads if one.has_rate]
     goodput = "requests per second that were " + (
         "in time" if has_targets else "answered, as there is no target"
     )

@@ -135,6 +135,11 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         }
         return msgspec.structs.replace(KINDS[self.kind], **given)
 
+    @property
+    def has_rate(self) -> bool:
+        """Whether sessions begin at a rate of their own, and not when others end."""
+        return self.kind != "rl" and self.arrivals != "closed"
+
     def check(self) -> None:
         """Refuse settings that cannot be drawn from.
 
