@@ -46,10 +46,12 @@ def test_a_port_that_is_none_is_a_usage_error(
 
 def test_ctrl_c_ends_it_without_a_traceback() -> None:
     file = str(README.parent / "examples/gateway/gateway.py")
-    command = (sys.executable, file, "--port", str(free_port()))
+    port = free_port()
+    command = (sys.executable, file, "--port", str(port))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
         assert gateway.stderr is not None
         assert any("Uvicorn running on" in line for line in gateway.stderr), "it has ended"
+        httpx.get(f"http://{HOST}:{port}/nothing", timeout=PATIENCE_S)  # it says so before it runs
         gateway.send_signal(signal.SIGINT)
         _, told = gateway.communicate(timeout=PATIENCE_S)
     assert (gateway.returncode, "Traceback" in told) == (0, False), told
