@@ -264,6 +264,18 @@ def add_commands(commands: Commands) -> None:
     how = drain.add_mutually_exclusive_group()
     how.add_argument("--undo", action="store_true", help="Let the worker take requests again.")
     how.add_argument("--status", action="store_true", help="Only say how far the drain is.")
+    explain = _add_explain(commands)
+    for one in (call, workers, loads):
+        of = "Its member {}." if one is call else "Only of this {}."
+        one.add_argument("--model-name", metavar="NAME", help=of.format("model"))
+        one.add_argument("--tenant-id", metavar="NAME", help=of.format("tenant"))
+    call.set_defaults(json=True)
+    drain.set_defaults(json=False)  # what is printed is JSON; what it complains about is for people
+    for one in (workers, loads, explain):
+        one.add_argument("--json", action="store_true", help="Print one line of JSON.")
+
+
+def _add_explain(commands: Commands) -> CommandParser:
     explain = _command(
         commands,
         "explain",
@@ -280,14 +292,7 @@ def add_commands(commands: Commands) -> None:
         default=20,
         help="How many decisions are listed. Default: %(default)s.",
     )
-    for one in (call, workers, loads):
-        of = "Its member {}." if one is call else "Only of this {}."
-        one.add_argument("--model-name", metavar="NAME", help=of.format("model"))
-        one.add_argument("--tenant-id", metavar="NAME", help=of.format("tenant"))
-    call.set_defaults(json=True)
-    drain.set_defaults(json=False)  # what is printed is JSON; what it complains about is for people
-    for one in (workers, loads, explain):
-        one.add_argument("--json", action="store_true", help="Print one line of JSON.")
+    return explain
 
 
 def _command(

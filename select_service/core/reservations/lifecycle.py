@@ -183,10 +183,8 @@ class Lifecycle(ReservationEnds):
         if lease is not None:
             self.leases.join(lease, reservation)
             self.leases.touch(lease, now)
-        reservation.fingerprint = spec.fingerprint
+        reservation.fingerprint, reservation.charged = spec.fingerprint, spec.charged
         reservation.selection_id = request.selection_id
-        if spec.charged is not None:
-            reservation.charged = spec.charged
         if not track:
             reservation.track_prefill_tokens = False
         source = spec.kv_source
@@ -476,8 +474,8 @@ class BookingSpec(Struct, frozen=True):
     computed_tokens: int  # of the prompt, that its rank has to compute
     track_prefill_tokens: bool  # whether these count, and are sent to replicas
     fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
+    kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from
+    charged: tuple[str, int] | None = None  # class and prompt tokens its tenant is charged for
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept
-    kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from
-    charged: tuple[str, int] | None = None  # class and prompt tokens its tenant is charged for

@@ -78,7 +78,7 @@ class Pairs:
             tokens,
             track,
             request.fairness_id,
-            pair,
+            pair=pair,
             kv_source=source,
         )
         decoding = BookingSpec(

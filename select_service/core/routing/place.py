@@ -216,7 +216,7 @@ class Placer:
         text = f"{bits:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    def place(  # noqa: C901, PLR0912 - the decision, from top to bottom
+    def place(  # noqa: C901, PLR0912, PLR0915 - the decision, from top to bottom
         self,
         ticket: Ticket,
         rows: Rows,
@@ -270,16 +270,8 @@ class Placer:
             assert isinstance(request, SelectAndReserveRequest)
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
             fair, mark, source = request.fairness_id, ticket.fingerprint, placement.kv_source
-            spec = BookingSpec(
-                name,
-                mark,
-                prompt,
-                tokens,
-                track,
-                fair,
-                kv_source=source,
-                charged=ticket.charged if ticket.ask or ticket.asked else None,
-            )
+            charged = ticket.charged if ticket.ask or ticket.asked else None
+            spec = BookingSpec(name, mark, prompt, tokens, track, fair, source, charged)
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(slot))
             if request.session_id is not None:
