@@ -30,6 +30,13 @@ UNKNOWN_S: Final = 1.0
 """Without a known rate, the wait is between this and twice this."""
 SAME_MAX: Final = 64
 """Promises per key of indistinguishable requests; a request with a unique key has one."""
+HORIZON_LEAST_S: Final = 600.0
+"""As far ahead promises are made at once; `horizon_s`, if that is less."""
+HORIZON_SHARE: Final = 60.0
+"""Farther only as far as this many times the seconds for which a line has refused: after a burst of
+seconds nobody is told to come back in an hour."""
+CALM_S: Final = 30.0
+"""A line that refuses nobody for so long begins anew."""
 FORGOTTEN_PER_CALL: Final = 64
 LINES_MAX: Final = 8_192
 """Timelines held at once: one per pool, or one per tenant with an allowance of its own."""
@@ -75,11 +82,19 @@ class _Held(NamedTuple):
 class _Line:
     """One timeline: the time until which each band's room is promised."""
 
-    __slots__ = ("free_at", "tenant")
+    __slots__ = ("free_at", "refused_at", "since", "tenant")
 
     def __init__(self, bands: int, tenant: str | None) -> None:
         self.free_at = [0.0] * bands
         self.tenant = tenant
+        self.since = self.refused_at = -math.inf  # the first refusal without a calm since, the last
+
+    def horizon_s(self, now: float) -> float:
+        """Return how far ahead promises are made to one who is refused now."""
+        if now - self.refused_at > CALM_S:
+            self.since = now
+        self.refused_at = now
+        return max(HORIZON_LEAST_S, HORIZON_SHARE * (now - self.since))
 
 
 class RetryPromises:
@@ -88,7 +103,8 @@ class RetryPromises:
     Args:
         bands: the number of priorities, most important first.
         slots_max: promises at once, about 200 bytes each; a tenant of `shares` has a part of them.
-        horizon_s: how far ahead; later requests are told to ask again by then, without a promise.
+        horizon_s: how far ahead at most, see `HORIZON_SHARE`; later requests are told to ask again
+            by then, without a promise.
         counts: shared by successive or parallel books that count together.
         shares: of the tenants whose pools have this book in common; None: it is of one pool.
     """
@@ -171,11 +187,12 @@ class RetryPromises:
         if rate <= 0.0:
             earliest_s = min(max(earliest_s, UNKNOWN_S), self._horizon_s)
             return Promise(earliest_s + UNKNOWN_S * spread, is_kept=False)
-        free_at = self._line(line, tenant).free_at
+        timeline = self._line(line, tenant)
+        free_at, horizon_s = timeline.free_at, min(self._horizon_s, timeline.horizon_s(now))
         at = max(now + earliest_s, free_at[band])
-        if at - now > self._horizon_s:
-            return Promise(self._horizon_s * (0.5 + 0.5 * spread), is_kept=False)
-        takes = min(work / rate, self._horizon_s)  # nearly nothing drains just now, perhaps
+        if at - now > horizon_s:
+            return Promise(horizon_s * (0.5 + 0.5 * spread), is_kept=False)
+        takes = min(work / rate, horizon_s)  # nearly nothing drains just now, perhaps
         after = at + takes
         for lower in range(band, self._bands):
             moved = free_at[lower] + takes

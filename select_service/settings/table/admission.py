@@ -116,7 +116,8 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     return_horizon_s: Annotated[
         float,
         seconds().watched("admission_promises"),
-        "how far ahead a refused request is promised a place",
+        "how far ahead a refused request is promised a place at most: 10 minutes at once, and "
+        "farther the longer an overload lasts",
     ] = _ADMISSION.return_horizon_s
     return_slots_max: Annotated[
         int, count(0).watched("admission_promises"), "promises held at once, 200 bytes each"
