@@ -22,15 +22,14 @@ ABI = 3  # change it with every change of what is offered here: see `indexer/com
 
 cdef enum:
     HASH = 8  # bytes
-    TOKEN = 4
     BASE_SEED = 1337
 
 
 def window_hashes(bytes tokens not None, Py_ssize_t stride, Py_ssize_t width, uint64_t seed):
     """Hash every whole window of `width` bytes, one per `stride` bytes."""
     cdef Py_ssize_t length = PyBytes_GET_SIZE(tokens)
-    if stride < TOKEN or width < TOKEN:
-        raise ValueError("windows have whole tokens")  # `xxh3` reads at least as much
+    if min(stride, width) < 4:  # bytes of a token
+        raise ValueError("windows have whole tokens")
     if width > length:
         return b""
     cdef Py_ssize_t count = (length - width) // stride + 1

@@ -91,8 +91,7 @@ cdef class ExpiringMap:
     cdef uint32_t _swept  # bytes of the first one
     cdef Py_ssize_t _chunk_bytes
     cdef Py_ssize_t _holes
-    # of the key looked at
-    cdef object _held
+    cdef object _held  # of the key looked at
     cdef const char *_data
     cdef Py_ssize_t _length
     cdef uint32_t _is_text
