@@ -206,14 +206,14 @@ class _Peers(_Told):
 class _Workers(_Told):
     """Looks, for both."""
 
-    def __init__(self, company: RayDiscovery) -> None:
+    def __init__(self, discovery: RayDiscovery) -> None:
         super().__init__(_SOURCE, BEAT_S)
-        self._company = company
+        self._discovery = discovery
 
     async def run(self) -> None:
         while True:
             try:
-                await self._company.look()
+                await self._discovery.look()
             except SourceFailed as error:
                 self.fail(error.kind, str(error))
             await asyncio.sleep(BEAT_S)

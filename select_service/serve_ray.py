@@ -97,8 +97,8 @@ class Front:
     changes the catalog is told to each.
     """
 
-    door: Application | None = None
-    company: RayDiscovery | None = None
+    application: Application | None = None
+    discovery: RayDiscovery | None = None
 
     def add_exception_handler(self, *_: object) -> None:
         """For nothing: the application lets none out. Older Serves have one for every app."""
@@ -110,11 +110,11 @@ class Front:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
-        assert Front.door is not None, "Serve asks nobody before `__init__` is over"
-        assert Front.company is not None
+        assert Front.application is not None, "Serve asks nobody before `__init__` is over"
+        assert Front.discovery is not None
         scope = _below_prefix(scope)
         if scope["method"] == "GET" or not scope["path"].startswith(CATALOG):
-            await Front.door(scope, receive, send)
+            await Front.application(scope, receive, send)
             return
         body = await _read_body(receive)
         status = 0
@@ -128,9 +128,9 @@ class Front:
             status = message.get("status", status)
             answer.append(message)
 
-        await Front.door(scope, hear, keep)
+        await Front.application(scope, hear, keep)
         if status < _REFUSED:
-            await Front.company.pass_on(scope, body)
+            await Front.discovery.pass_on(scope, body)
         for message in answer:
             await send(message)
 
@@ -181,18 +181,20 @@ class Selector:
         place = f"tcp://{host_in_url(host)}:{settings.replica_sync_port}"
         known = self._service.credentials
         passport = None if known is None else known.passport
-        self._company = RayDiscovery(SelectorRegistry(namespace), self.url, place, passport)
-        self._service.discovery = self._company.followed_by(self._service, settings)
-        door, traffic = create_application(self._service, settings, layers)
-        self._server = Server(settings, door, traffic, self._entrances, self._service.security)
+        self._discovery = RayDiscovery(SelectorRegistry(namespace), self.url, place, passport)
+        self._service.discovery = self._discovery.followed_by(self._service, settings)
+        application, traffic = create_application(self._service, settings, layers)
+        self._server = Server(
+            settings, application, traffic, self._entrances, self._service.security
+        )
         await self._service.start(self._entrances.port, settings.advertise_url)
-        door.reloading.restore()
+        application.reloading.restore()
         serving = self._server.serve(sockets=self._entrances.sockets)
         self._serving = asyncio.get_running_loop().create_task(serving)
         while not (self._server.started or self._serving.done()):  # noqa: ASYNC110 - of uvicorn
             await asyncio.sleep(_MOMENT_S)  # whoever hears of us finds somebody who listens
-        await self._company.copy_catalog(self._service)
-        Front.door, Front.company = door, self._company
+        await self._discovery.copy_catalog(self._service)
+        Front.application, Front.discovery = application, self._discovery
         _log.info("listening", extra={"url": self.url, "replica_sync": place})
 
     async def check_health(self) -> None:
@@ -209,7 +211,7 @@ class Selector:
         if not hasattr(self, "_serving"):
             return  # it has never begun
         with contextlib.suppress(Exception):  # they will see it anyway
-            await self._company.leave()
+            await self._discovery.leave()
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):

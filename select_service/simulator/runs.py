@@ -307,7 +307,7 @@ def capacity_of(
     """
     trace = _paced(settings)
     limit = min(trace.limit or _BACKLOG_REQUESTS, _BACKLOG_REQUESTS)
-    door = replace(
+    drained = replace(
         peer_of(settings),
         replicas=1,
         changes=[],
@@ -315,9 +315,9 @@ def capacity_of(
         load_lag_s=0.0,
         trace=replace(trace, speed=_BACKLOG_SPEED, limit=limit),
     )
-    requests = workload(door)
-    total = _total(door, requests)
-    built = cluster(door, requests)
+    requests = workload(drained)
+    total = _total(drained, requests)
+    built = cluster(drained, requests)
     while not built.is_done:
         built.finish(built.now + STRIDE_S)
         if progress is not None:

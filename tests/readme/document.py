@@ -11,8 +11,12 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.wait import PATIENCE_S
 
 README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
@@ -130,6 +134,20 @@ def _exchange(command: str, output: list[str]) -> Exchange:
         expected_headers=shown[:start],
         expected=json.loads("\n".join(shown[start:])),
     )
+
+
+def run_program(source: str, folder: Path, port: int | None = None) -> tuple[int, str, str]:
+    """Run a printed program as it is, against a service on this port; returns code and outputs."""
+    script = folder / "program.py"
+    script.write_text(source.replace(PORT_IN_TEXT, f"127.0.0.1:{port}"), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def ray_program() -> str:

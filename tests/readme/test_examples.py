@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from tests.live.http import exchange_raw
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.readme import document
-from tests.wait import PATIENCE_S
 
 
 @pytest.mark.e2e
@@ -59,18 +56,9 @@ def test_the_policy_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(len(document.programs())))
 def test_python_examples(number: int, tmp_path: Path) -> None:
     program = document.programs()[number]
-    script = tmp_path / "example.py"
     with contextlib.ExitStack() as stack:
-        source = program.source
-        if document.PORT_IN_TEXT in source:
-            server = stack.enter_context(Server(tmp_path / "service.log"))
-            source = source.replace(document.PORT_IN_TEXT, f"127.0.0.1:{server.port}")
-        script.write_text(source, "utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(script)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-    assert (done.stdout, done.returncode) == (program.expected, 0), done.stderr
+        port = None
+        if document.PORT_IN_TEXT in program.source:
+            port = stack.enter_context(Server(tmp_path / "service.log")).port
+        code, told, problems = document.run_program(program.source, tmp_path, port)
+    assert (told, code) == (program.expected, 0), problems

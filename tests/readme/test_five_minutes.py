@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.live.server import Server
-from tests.readme.document import PORT_IN_TEXT, README, blocks
+from tests.readme.document import PORT_IN_TEXT, README, blocks, run_program
 from tests.wait import PATIENCE_S
 
 SECTION: Final = re.findall(
@@ -66,16 +66,6 @@ def test_the_program(tmp_path: Path) -> None:
     with Server(tmp_path / "log") as server:
         record = server.request("POST", "/workers", worker | {"kv_events": "none"})
         assert b'"lifecycle":"schedulable"' in record.raw, record.raw
-        script = tmp_path / "route.py"
-        script.write_text(source.replace(PORT_IN_TEXT, f"127.0.0.1:{server.port}"), "utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(script)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "worker 1 at http://w\n"
+        assert run_program(source, tmp_path, server.port) == (0, "worker 1 at http://w\n", "")
         loads: Any = server.request("GET", "/loads").json
         assert [row["active_requests"] for row in loads[0]["loads"]] == [0]

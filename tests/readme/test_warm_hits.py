@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.live.server import Server
-from tests.readme.document import DOCS, PORT_IN_TEXT, blocks
-from tests.wait import PATIENCE_S
+from tests.readme.document import DOCS, PORT_IN_TEXT, blocks, run_program
 
 PAGE: Final = DOCS / "warm-hits.md"
 TOKENS: Final = [*range(64)]
@@ -89,19 +86,11 @@ def test_the_program(engine: str, tmp_path: Path) -> None:
         for worker in registrations():
             record = worker | {"endpoint": engine}
             assert b'"lifecycle":"schedulable"' in server.request("POST", "/workers", record).raw
-        source = source.replace(PORT_IN_TEXT, f"127.0.0.1:{server.port}")
-        script = tmp_path / "warm.py"
-        script.write_text(source.replace("http://localhost:8000", engine), "utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(script)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        source = source.replace("http://localhost:8000", engine)
+        code, told, problems = run_program(source, tmp_path, server.port)
+        assert code == 0, problems
         line = f"{engine}: 64 tokens, predicted cached 0, really 48\n"
-        assert done.stdout == line * source.count('?"')
+        assert told == line * source.count('?"')
         loads: Any = server.request("GET", "/loads").json
         assert {row["active_requests"] for row in loads[0]["loads"]} == {0}
         for words in commands("curl"):

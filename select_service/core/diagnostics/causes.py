@@ -31,7 +31,8 @@ WORKER_INCOMPLETE: Final = Cause(
     "is_eagle differs from that of the other workers, give it a model_name or tenant_id of its "
     "own, or change or remove the others (POST with the same value, or DELETE): the worker then "
     "gets requests without further action. If its engine publishes no KV events, register it with "
-    'kv_events "predicted": its blocks are then estimated from what routing put there.',
+    'its total_kv_blocks, or with kv_events "predicted": its blocks are then estimated from what '
+    "routing put there.",
     10.0,
 )
 NO_WORKERS: Final = Cause(
