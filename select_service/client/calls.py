@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from select_service.client.core.codec import packed, packed_prompt
+from select_service.client.core.codec import LISTS, packed, packed_prompt
 from select_service.client.hashing import chain
-from select_service.types import (
-    WorkerRecord,
-)
+from select_service.types import WorkerRecord
 from select_service.types.decisions import Decision
 
 if TYPE_CHECKING:
@@ -27,7 +25,18 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest
 
-T = TypeVar("T")
+
+class _Prompt(TypedDict, total=False):
+    """The prompt, in one of its forms."""
+
+    token_ids: Sequence[int] | bytes | None
+    """As numbers, or packed little-endian (4 bytes each); or"""
+    block_hashes: Sequence[int] | bytes | None
+    """its hashes, as numbers or packed (8 bytes each), with"""
+    sequence_hashes: Sequence[int] | bytes | None
+    """the hashes of its prefixes, computed from the former unless given (needs xxhash), and"""
+    isl_tokens: int | None
+    """its length."""
 
 
 class _Options(TypedDict, total=False):
@@ -67,17 +76,15 @@ class SelectOptions(_Options, total=False):
     explain: bool
 
 
-class BookingOptions(_Options, total=False):
-    """The fields of POST /reservations besides rank and prompt."""
+class SelectFields(SelectOptions, _Prompt, total=False):
+    """The fields of POST /select_and_reserve."""
+
+
+class BookingFields(_Options, _Prompt, total=False):
+    """The fields of POST /reservations besides the rank."""
 
     effective_prefill_tokens: int
     track_prefill_tokens: bool
-
-
-_OF_PROMPT: Final = frozenset({"token_ids", "block_hashes", "sequence_hashes", "isl_tokens"})
-OF_SELECTION: Final = SelectOptions.__optional_keys__
-OF_BOOKING: Final = BookingOptions.__optional_keys__
-"""The names of the options."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -95,42 +102,38 @@ class Decisions(msgspec.Struct):
     decisions: list[Decision]
 
 
-def prompt_body(
-    token_ids: Sequence[int] | bytes | None,
-    block_hashes: Sequence[int] | bytes | None,
-    sequence_hashes: Sequence[int] | bytes | None,
-    isl_tokens: int | None,
-    options: SelectOptions | BookingOptions,
-    known: frozenset[str] = OF_SELECTION,
-) -> dict[str, Any]:
-    """Return the body for a prompt route, its long lists packed.
+def prompt_body(fields: SelectFields) -> dict[str, Any]:
+    """Return the body for a route that selects, its long lists packed.
 
     Raises:
-        TypeError: an option does not exist.
+        TypeError: a field does not exist.
         ValueError: a token or hash is invalid.
         MissingPackage: block hashes without sequence hashes, and no xxhash to chain them.
     """
-    _expect_known(options, known)
-    body: dict[str, Any] = packed(token_ids, block_hashes, sequence_hashes)
-    if block_hashes is not None and sequence_hashes is None:
-        body["sequence_hashes"] = chain(body["block_hashes"])
-    if isl_tokens is not None:
-        body["isl_tokens"] = isl_tokens
-    if options:
-        builtin = msgspec.to_builtins(options, builtin_types=(bytes,))
-        body |= {name: one for name, one in builtin.items() if one is not None}
-    return packed_prompt(body)
+    return _body(dict(fields), SelectFields.__optional_keys__)
 
 
-def _expect_known(options: SelectOptions | BookingOptions, known: frozenset[str]) -> None:
-    """Refuse what the service would only warn of: a misspelt option changed nothing."""
-    for name in options:
-        if name not in known:
+def booking_body(worker_id: int, dp_rank: int, fields: BookingFields) -> dict[str, Any]:
+    """Return the body for POST /reservations; otherwise as `prompt_body`."""
+    body = _body(dict(fields), BookingFields.__optional_keys__)
+    return body | {"worker_id": worker_id, "dp_rank": dp_rank}
+
+
+def _body(fields: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    for name in fields:
+        if name not in known:  # the service would only warn: a misspelt field changed nothing
             from difflib import get_close_matches  # calls that are right need none
 
-            near = get_close_matches(name, known | _OF_PROMPT, n=1)
+            near = get_close_matches(name, known, n=1)
             meant = f" (is {near[0]} meant?)" if near else ""
             raise TypeError(f"unexpected keyword argument {name!r}{meant}")
+    body: dict[str, Any] = packed(*(fields.pop(name, None) for name in LISTS))
+    if "block_hashes" in body and "sequence_hashes" not in body:
+        body["sequence_hashes"] = chain(body["block_hashes"])
+    if fields:
+        builtin = msgspec.to_builtins(fields, builtin_types=(bytes,))
+        body |= {name: one for name, one in builtin.items() if one is not None}
+    return packed_prompt(body)
 
 
 def batch_body(wave: SelectBatchRequest) -> dict[str, Any]:

@@ -51,55 +51,45 @@ class Calls(BaseClient):
     def reserve(
         self,
         *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[calls.SelectOptions],
+        **fields: Unpack[calls.SelectFields],
     ) -> Reservation:
         """Choose a worker and book it: `with client.reserve(…) as r:`; leaving it frees.
 
         Without `with`, call `r.free()` yourself.
 
         Args:
-            token_ids: the prompt, as numbers or packed little-endian (4 bytes each); or
-            block_hashes: its hashes, as numbers or packed (8 bytes each), with
-            sequence_hashes: the hashes of its prefixes; computed from the former unless given
-                (needs xxhash), and
-            isl_tokens: its length.
             reservation_id: a UUID unless given; must not be in use.
             timeout_ms: total time of this call.
-            options: the other fields of POST /select_and_reserve.
+            fields: those of POST /select_and_reserve: the prompt as `token_ids` (numbers, or packed
+                little-endian, 4 bytes each), or as `block_hashes` (8 bytes each), with
+                `sequence_hashes` (computed from the former unless given, which needs xxhash) and
+                `isl_tokens`; and what else is wanted.
 
         Raises:
-            TypeError: an option does not exist.
+            TypeError: a field does not exist.
             UnknownModel: no worker was ever registered for the model.
             ServiceError: the service refuses; see `select_service.errors`.
             NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
             ClientError: no selector answers, and there is no catalog to choose from.
         """
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(fields)
         book = self._session.reserve
         return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
 
     def reserve_pair(
         self,
         *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[calls.SelectOptions],
+        **fields: Unpack[calls.SelectFields],
     ) -> PairReservation:
         """Choose a prefill and a decode worker, or one for both, and book them (/select_pair).
 
         Arguments, use and errors as in `reserve`.
         """
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(fields)
         book = self._session.reserve_pair
         return self._reserving(book, PairReservation, body, reservation_id, timeout_ms)
 
@@ -108,14 +98,10 @@ class Calls(BaseClient):
         worker_id: int,
         dp_rank: int = 0,
         *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
         block_size: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[calls.BookingOptions],
+        **fields: Unpack[calls.BookingFields],
     ) -> Reservation:
         """Book a rank that was chosen elsewhere, for example by `select` (POST /reservations).
 
@@ -124,35 +110,24 @@ class Calls(BaseClient):
         Args:
             worker_id: the worker, and
             dp_rank: its rank.
-            token_ids: the prompt; or `sequence_hashes` and `isl_tokens`, as in `reserve`.
-            block_hashes: to be chained if `sequence_hashes` are not given.
-            sequence_hashes: see above.
-            isl_tokens: see above.
             block_size: of the worker, needed to count output; looked up in the catalog unless
                 given.
             reservation_id: a UUID unless given; must not be in use.
             timeout_ms: total time of this call.
-            options: the other fields of POST /reservations.
+            fields: the other ones of POST /reservations, the prompt as in `reserve`.
         """
-        body = calls.prompt_body(
-            token_ids, block_hashes, sequence_hashes, isl_tokens, options, calls.OF_BOOKING
-        )
-        body |= {"worker_id": worker_id, "dp_rank": dp_rank}
+        body = calls.booking_body(worker_id, dp_rank, fields)
         book = partial(self._session.book, block_size=block_size)
         return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
 
     def select(
         self,
         *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[calls.SelectOptions],
+        **fields: Unpack[calls.SelectFields],
     ) -> Selection:
         """Choose a worker and book nothing; arguments and errors as in `reserve`."""
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(fields)
         return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 
     @overload
@@ -223,30 +198,14 @@ class Calls(BaseClient):
         scope = calls.query(model_name=model_name, tenant_id=tenant_id)
         return self.call("GET", "/loads" + scope, kind=list[ScopeLoads])
 
-    def potential_loads(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        **options: Unpack[calls.SelectOptions],
-    ) -> list[LoadRow]:
+    def potential_loads(self, **fields: Unpack[calls.SelectFields]) -> list[LoadRow]:
         """POST /potential_loads: what every rank would carry with this prompt."""
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(fields)
         return self.call("POST", "/potential_loads", body, list[LoadRow])
 
-    def overlap_scores(
-        self,
-        *,
-        token_ids: Sequence[int] | bytes | None = None,
-        block_hashes: Sequence[int] | bytes | None = None,
-        sequence_hashes: Sequence[int] | bytes | None = None,
-        isl_tokens: int | None = None,
-        **options: Unpack[calls.SelectOptions],
-    ) -> OverlapScores:
+    def overlap_scores(self, **fields: Unpack[calls.SelectFields]) -> OverlapScores:
         """POST /overlap_scores: what every rank holds of this prompt."""
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(fields)
         return self.call("POST", "/overlap_scores", body, OverlapScores)
 
     def decision(self, name: str) -> Decision:

@@ -27,6 +27,8 @@ MSGPACK: Final = "application/msgpack"
 ACCEPT: Final = f"{MSGPACK}, {JSON};q=0.5"
 _TOKENS: Final = "token_ids"
 _HASHES: Final = ("block_hashes", "sequence_hashes")
+LISTS: Final = (_TOKENS, *_HASHES)
+"""Members of a prompt that may be long."""
 _MEDIA: Final = "mm_routing_info"
 _AROUND_MEDIA: Final = "routing_token_ids"
 _to_msgpack: Final = msgspec.msgpack.Encoder().encode
@@ -74,7 +76,7 @@ def packed_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a token or hash is invalid.
     """
-    lists = packed(*(body.get(name) for name in (_TOKENS, *_HASHES)))
+    lists = packed(*(body.get(name) for name in LISTS))
     media = body.get(_MEDIA)
     if media is not None and not isinstance(media[_AROUND_MEDIA], bytes):
         lists[_MEDIA] = {**media, _AROUND_MEDIA: pack_tokens(media[_AROUND_MEDIA])}

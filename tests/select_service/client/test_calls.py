@@ -32,7 +32,7 @@ def test_the_prompts_of_a_batch_are_packed() -> None:
 
 
 def test_tokens_around_media_are_packed() -> None:
-    body = calls.prompt_body(TOKENS, None, None, None, {"mm_routing_info": MEDIA})
+    body = calls.prompt_body({"token_ids": TOKENS, "mm_routing_info": MEDIA})
     assert body["mm_routing_info"] == MEDIA | {"routing_token_ids": PACKED_TOKENS}
     assert to_jsonable(body)["mm_routing_info"] == MEDIA
     assert to_jsonable(body)["token_ids"] == TOKENS
