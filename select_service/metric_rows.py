@@ -119,56 +119,38 @@ class MetricRow(NamedTuple, Generic[S]):
 
     kind: type[Any]
     name: str
+    """Without the prefix, and without the `_total` that Prometheus adds to counters."""
     help: str
     read: Callable[[S], Reading]
+    """Returns its number, or numbers by label values; series stand in the order of these."""
     labels: tuple[str, ...]
-    in_order: bool
+    """Its own, beside those of the table."""
     prefix: str | None
+    """Instead of the table's."""
 
 
-class _Row(Protocol):
-    def __call__(
-        self,
-        name: str,
-        text: str,
-        read: Callable[[S], Reading],
-        *labels: str,
-        in_order: bool = False,
-        prefix: str | None = None,
-    ) -> MetricRow[S]:
-        """Return the row of a metric.
-
-        Args:
-            name: without the prefix, and without the `_total` that Prometheus adds to counters.
-            text: its HELP.
-            read: returns its number, or numbers by label values.
-            labels: its own, beside those of the table.
-            in_order: its series stand in the order of its label values.
-            prefix: instead of the table's.
-        """
+def total(
+    name: str, text: str, read: Callable[[S], Reading], *labels: str, prefix: str | None = None
+) -> MetricRow[S]:
+    """Return the row of a counter, which only grows."""
+    return MetricRow(CounterMetricFamily, name, text, read, labels, prefix)
 
 
-def _row(kind: type[Any]) -> _Row:
-    def row(
-        name: str,
-        text: str,
-        read: Callable[[S], Reading],
-        *labels: str,
-        in_order: bool = False,
-        prefix: str | None = None,
-    ) -> MetricRow[S]:
-        return MetricRow(kind, name, text, read, labels, in_order, prefix)
-
-    return row
+def value(
+    name: str, text: str, read: Callable[[S], Reading], *labels: str, prefix: str | None = None
+) -> MetricRow[S]:
+    """Return the row of a gauge."""
+    return MetricRow(GaugeMetricFamily, name, text, read, labels, prefix)
 
 
-total: Final = _row(CounterMetricFamily)
-"""The row of a counter, which only grows."""
-value: Final = _row(GaugeMetricFamily)
-histogram: Final = _row(HistogramMetricFamily)
-"""The row of a histogram: it reads `Buckets`."""
-summary: Final = _row(SummaryMetricFamily)
-"""The row of a summary: it reads a `Sum`."""
+def histogram(name: str, text: str, read: Callable[[S], Reading], *labels: str) -> MetricRow[S]:
+    """Return the row of a histogram: it reads `Buckets`."""
+    return MetricRow(HistogramMetricFamily, name, text, read, labels, None)
+
+
+def summary(name: str, text: str, read: Callable[[S], Reading], *labels: str) -> MetricRow[S]:
+    """Return the row of a summary: it reads a `Sum`."""
+    return MetricRow(SummaryMetricFamily, name, text, read, labels, None)
 
 
 class MetricTable(Collector, Generic[S]):
@@ -228,7 +210,7 @@ class MetricTable(Collector, Generic[S]):
             if reading is not None:
                 _add(family, labels, reading)
             return
-        for key in sorted(reading) if row.in_order else reading:
+        for key in sorted(reading):
             own = (key,) if isinstance(key, str) else key
             _add(family, self._joined(own, labels), reading[key])
 

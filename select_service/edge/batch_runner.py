@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Meta
 
+from select_service.edge.cooperative import take_steps
 from select_service.errors import ServiceError
 from select_service.types import SelectRequest
 from select_service.types.batches import SelectBatchRequest
@@ -29,9 +30,6 @@ T = TypeVar("T")
 
 ITEMS_MAX: Final = 1 << 16
 """Items in one body, checked before any is parsed; eight megabytes hold millions of empty ones."""
-
-WAVE_SLICE_S: Final = 0.0003
-"""How long a wave may hold the loop before it lets other requests through."""
 
 
 class _Tells(Protocol):
@@ -93,7 +91,7 @@ class BatchRunner:
             ServiceError: as the wave.
         """
         try:
-            return await self._drive(wave.steps(self._clock()))
+            return await take_steps(wave.steps(self._clock()), self._clock, self._carry_out)
         except ServiceError:
             raise  # it has already cleaned up
         except BaseException:
@@ -102,27 +100,11 @@ class BatchRunner:
 
     def finish(self, steps: Generator[Effects, float, None]) -> None:
         """Take steps in the background; `close` waits for them."""
-        task = asyncio.get_running_loop().create_task(self._drive(steps))
+        work = take_steps(steps, self._clock, self._carry_out)
+        task = asyncio.get_running_loop().create_task(work)
         self._undoing.add(task)
         task.add_done_callback(self._undoing.discard)
 
     async def close(self) -> None:
         """Finish undoing broken-off waves."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
-
-    async def _drive(self, steps: Generator[Effects, float, T]) -> T:
-        until = self._clock() + WAVE_SLICE_S
-        try:
-            effects = next(steps)
-            while True:
-                if effects:
-                    self._carry_out(effects)
-                now = self._clock()
-                if now >= until:
-                    await asyncio.sleep(0)
-                    now = self._clock()
-                    until = now + WAVE_SLICE_S
-                effects = steps.send(now)
-        except StopIteration as done:
-            answer: T = done.value
-            return answer

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+
+    from select_service.core.effects import Effects
 
 Told = TypeVar("Told")
 
@@ -38,3 +40,31 @@ class TimeSlices:
                 told: Told = end.value
                 return told
             await self.yield_if_due()
+
+
+async def take_steps(
+    steps: Generator[Effects, float, Told],
+    clock: Callable[[], float],
+    carry_out: Callable[[Effects], None],
+    *,
+    are_begun: bool = False,
+) -> Told:
+    """Take the steps of the core, each told its time; carry out the effects of each, and yield.
+
+    Args:
+        steps: what is to be done, in parts of some microseconds.
+        clock: monotonic seconds.
+        carry_out: carries out the effects of a step before the next one is taken.
+        are_begun: whether the first step has been taken.
+    """
+    slices = TimeSlices()
+    now: Any = clock() if are_begun else None
+    while True:
+        try:
+            effects = steps.send(now)
+        except StopIteration as end:
+            told: Told = end.value
+            return told
+        carry_out(effects)
+        await slices.yield_if_due()
+        now = clock()

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from select_service.core.diagnostics.examiner import Examiner
 from select_service.core.diagnostics.prompt_sample import PromptSampler
+from select_service.edge.cooperative import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
 _log = logging.getLogger("select_service")
-
-SLICE_S: Final = 0.0002
-"""How long an examination may hold the loop before it lets requests through."""
 
 FRESH_S: Final = 2.0
 """A report may show findings of this age; older ones are examined again."""
@@ -131,12 +129,9 @@ class Doctor:
             await self._examine()
 
     async def _examine(self) -> None:
-        began_at = self._clock()
-        until = began_at + SLICE_S
+        began_at, slices = self._clock(), TimeSlices()
         for _ in self._round():
-            if self._clock() >= until:
-                await asyncio.sleep(0)
-                until = self._clock() + SLICE_S
+            await slices.yield_if_due()
         self._examined_at = began_at
         _tell(self.examiner.changes)
 

@@ -70,7 +70,7 @@ FIXED: Final = (
         "FULL_S",
         "the same in a process that is never quiet",
     ),
-    ("select_service.edge.cooperative", "SLICE_S", "seconds of the console's work in a row"),
+    ("select_service.edge.cooperative", "SLICE_S", "seconds of any long work in a row"),
     ("select_service.edge.console.stream", "INTERVAL_S", "seconds between messages to its pages"),
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
@@ -146,11 +146,6 @@ FIXED: Final = (
         "select_service.edge.replication.sync",
         "MESSAGES_PER_TURN",
         "messages of one replica in a row",
-    ),
-    (
-        "select_service.edge.replication.pull",
-        "SLICE_S",
-        "seconds of a snapshot between other requests",
     ),
     ("select_service.edge.security.tokens", "TOKEN_CHARS_MIN", "shortest token that is looked at"),
     (
@@ -281,7 +276,6 @@ FIXED: Final = (
         "PAGE_BYTES_MAX",
         "bytes of an answer the planner reads",
     ),
-    ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
     ("select_service.edge.doctor", "APART_S", "seconds between examinations that are asked for"),
     ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),

@@ -23,7 +23,7 @@ from select_service.metric_rows import (
 
 Pool = dict[str, int]
 ROWS: tuple[MetricRow[Pool], ...] = (
-    total("served", "Served.", lambda pool: pool, "kind", in_order=True),
+    total("served", "Served.", lambda pool: pool, "kind"),
     value("mean", "Mean.", lambda pool: Sum(len(pool), sum(pool.values()))),
     value("absent", "Absent.", lambda _: None),
     summary("sizes", "Sizes.", lambda pool: Sum(len(pool), sum(pool.values()))),

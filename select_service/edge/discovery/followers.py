@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from indexer.errors import IndexerError
 from select_service.core.fleet.roster import Roster
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.readiness import DISCOVERY
 from select_service.errors import ServiceError
 from select_service.types.doctor import SourceLink
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("select_service")
-
-SLICE_S: Final = 0.0003
-"""How long workers are put or removed before the loop is released; one takes some 50 µs, and as
-much again for every hundred in its scope."""
 
 AGAIN_S: Final = 0.5
 """How often workers in their grace, or registered by somebody else, are checked again."""
@@ -147,28 +144,22 @@ class WorkerFollower:
         }
         self.conflicts = len(plan.conflicts)
         name = self.source.name
-        until = self._clock() + SLICE_S
+        slices = TimeSlices()  # one takes some 50 µs, and as much again per hundred in its scope
         for worker_id in plan.removed:
             self._try(worker_id, complaints, partial(self._operations.remove, worker_id, name))
-            until = await self._give_way(until)
+            await slices.yield_if_due()
         for worker_id, why in plan.held_back:
             self._operations.hold_back(worker_id, name, why)
-            until = await self._give_way(until)
+            await slices.yield_if_due()
         refused = len(complaints)
         for spec in plan.put:
             self._try(spec.worker_id, complaints, partial(self._operations.put, spec, name))
-            until = await self._give_way(until)
+            await slices.yield_if_due()
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):
             _log.warning("worker %d from %s is left out: %s", worker_id, name, why)
         self._complained = complaints
         self.is_settled = True
-
-    async def _give_way(self, until: float) -> float:
-        if self._clock() < until:
-            return until
-        await asyncio.sleep(0)
-        return self._clock() + SLICE_S
 
     def _try(
         self, worker_id: int, complaints: set[tuple[int, str]], change: Callable[[], object]

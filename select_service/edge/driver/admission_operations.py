@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.edge.cooperative import TimeSlices
+from select_service.edge.cooperative import TimeSlices, take_steps
 from select_service.edge.driver.core_calls import CoreCalls
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from select_service.core.effects import Effects
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.types.admission import (
         AdmissionChange,
@@ -50,21 +47,11 @@ class AdmissionOperations(CoreCalls):
         steps = self.core.admission.change(change)
         self._carry_out(next(steps))
         self.note_change("admission", msgspec.to_builtins(change))
-        task = asyncio.get_running_loop().create_task(self._drive(steps))
+        work = take_steps(steps, self._clock, self._carry_out, are_begun=True)
+        task = asyncio.get_running_loop().create_task(work)
         self._changing.add(task)
         task.add_done_callback(self._changing.discard)
         return await asyncio.shield(task)
-
-    async def _drive(self, steps: Generator[Effects, float, AdmissionStatus]) -> AdmissionStatus:
-        slices = TimeSlices()
-        while True:
-            try:
-                effects = steps.send(self._clock())
-            except StopIteration as done:
-                status: AdmissionStatus = done.value
-                return status
-            self._carry_out(effects)
-            await slices.yield_if_due()
 
     async def busy_thresholds(self) -> BusyThresholds:
         """GET /busy_threshold; yields to the loop every fraction of a millisecond."""

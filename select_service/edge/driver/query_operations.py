@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -35,8 +34,6 @@ DIFFERENCES_LISTED = 100
 """Differences listed by GET /debug/consistency; all are counted."""
 
 SHADOW_SCOPES_LISTED = 100
-SHADOW_SLICE = 32
-"""Scopes of GET /shadow per slice, some 10 µs each."""
 
 
 class QueryOperations(CoreCalls):
@@ -98,7 +95,7 @@ class QueryOperations(CoreCalls):
         limit: int = SHADOW_SCOPES_LISTED,
         tenants: frozenset[str] | None = None,
     ) -> ShadowStatus:
-        """GET /shadow; yields to the loop every `SHADOW_SLICE` scopes.
+        """GET /shadow; yields to the loop every fraction of a millisecond.
 
         Args:
             model_name: only this model.
@@ -106,8 +103,8 @@ class QueryOperations(CoreCalls):
             limit: scopes listed one by one.
             tenants: visible to the caller; None: all, plus the cost to the process.
         """
-        telling = ShadowReport(self.core.shadowing, limit)
-        for number, partition in enumerate(list(self.core.partitions.values()), 1):
+        telling, slices = ShadowReport(self.core.shadowing, limit), TimeSlices()
+        for partition in list(self.core.partitions.values()):
             scope = partition.scope
             if (
                 model_name in {None, scope.model_name}
@@ -115,8 +112,7 @@ class QueryOperations(CoreCalls):
                 and (tenants is None or scope.tenant_id in tenants)
             ):
                 telling.add(scope, partition.shadow_tally)
-            if not number % SHADOW_SLICE:
-                await asyncio.sleep(0)
+            await slices.yield_if_due()
         return telling.status(self._clock(), with_cost=tenants is None)
 
     async def consistency(self) -> Consistency:

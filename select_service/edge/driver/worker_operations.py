@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from select_service.core.fleet.roster import API
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.driver.core_calls import CoreCalls
 from select_service.types.workers import HIT_RATE_LOSS_MAX
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
     from select_service.types.workers import DrainRequest, DrainStatus, ScaleDownCandidate
-
-CANDIDATES_SLICE_S = 0.0003
-"""How long the search for workers that are cheap to remove may hold the loop."""
 
 
 class WorkerOperations(CoreCalls):
@@ -81,19 +78,9 @@ class WorkerOperations(CoreCalls):
         Yields to the loop every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
-        asked = self.core.scale_down.candidates(
-            count, model_name, tenant_ids, role, hit_rate_loss_max
+        return await TimeSlices().through(
+            self.core.scale_down.candidates(count, model_name, tenant_ids, role, hit_rate_loss_max)
         )
-        until = self._clock() + CANDIDATES_SLICE_S
-        while True:
-            try:
-                next(asked)
-            except StopIteration as told:
-                found: list[ScaleDownCandidate] = told.value
-                return found
-            if self._clock() >= until:
-                await asyncio.sleep(0)
-                until = self._clock() + CANDIDATES_SLICE_S
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None

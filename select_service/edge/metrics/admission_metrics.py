@@ -57,14 +57,12 @@ _CLASSES: Final[tuple[MetricRow[PartitionAdmission], ...]] = (
         },
         "slo_class",
         "outcome",
-        in_order=True,
     ),
     value(
         "admission_waiting",
         "Requests that wait, by class.",
         lambda one: {name: tally.waiting for name, tally in one.gate.tallies.of.items()},
         "slo_class",
-        in_order=True,
     ),
     histogram(
         "admission_wait_seconds",
@@ -84,14 +82,12 @@ _CLASSES: Final[tuple[MetricRow[PartitionAdmission], ...]] = (
         "decision",
         "reason",
         "slo_class",
-        in_order=True,
     ),
     total(
         "admission_rejections",
         "Refusals for load, by endpoint.",
         lambda one: one.rejections,
         "endpoint",
-        in_order=True,
     ),
 )
 
@@ -105,7 +101,7 @@ _TENANTS: Final[tuple[MetricRow[AdmissionController], ...]] = (
                 ("admitted", admitting.totals.by_tenant.admitted),
                 ("refused", admitting.totals.by_tenant.refused),
             )
-            for name, count in sorted(tally.counts.items())
+            for name, count in tally.counts.items()
         },
         "fairness_id",
         "outcome",
@@ -168,7 +164,7 @@ _PROMISES: Final[tuple[MetricRow[_Promises], ...]] = (
     total(
         "admission_band_closed",
         "Times slo-shed closed a band to arrivals.",
-        lambda one: {str(band): count for band, count in sorted(one.bands_closed.items())},
+        lambda one: {str(band): count for band, count in one.bands_closed.items()},
         "band",
     ),
 )
@@ -179,7 +175,6 @@ _CACHE_HITS: Final[tuple[MetricRow[HitTally], ...]] = (
         "Requests that no worker held enough of.",
         lambda tally: tally.rejections,
         "source",
-        in_order=True,
     ),
     histogram(
         "cache_hit_rate",
@@ -251,7 +246,6 @@ _ALIASES: Final[tuple[MetricRow[_Aliases], ...]] = (
         lambda one: one.rejected,
         "model",
         "endpoint",
-        in_order=True,
         prefix="",
     ),
     total(

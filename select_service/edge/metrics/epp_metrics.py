@@ -28,7 +28,6 @@ _ROWS: Final[tuple[MetricRow[PickerTraffic], ...]] = (
         "Requests that gateways were told to refuse, by status.",
         lambda traffic: {str(status): count for status, count in traffic.refused.items()},
         "status",
-        in_order=True,
     ),
     total(
         "epp_crashes",

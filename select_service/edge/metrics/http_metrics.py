@@ -35,7 +35,7 @@ _ROUTES: Final[tuple[MetricRow[RouteTraffic], ...]] = (
     total(
         "http_requests",
         "Requests answered.",
-        lambda stats: {str(status): count for status, count in sorted(stats.statuses.items())},
+        lambda stats: {str(status): count for status, count in stats.statuses.items()},
         "status",
     ),
     histogram(

@@ -160,21 +160,18 @@ _EVENTS: Final[tuple[MetricRow[StreamCounters], ...]] = (
         "kind",
         "dialect",
         "outcome",
-        in_order=True,
     ),
     total(
         "kv_bad_messages",
         "Messages that are no batch.",
         lambda counted: counted.bad_messages,
         "reason",
-        in_order=True,
     ),
     total(
         "kv_replays",
         "Replays that have ended.",
         lambda counted: counted.replays,
         "outcome",
-        in_order=True,
     ),
 )
 

@@ -35,7 +35,7 @@ _RECOVERY: Final[tuple[MetricRow[Recovery], ...]] = (
         "Fetches of a peer's dump that have ended.",
         lambda one: {
             "recovered": int(one.outcome == "recovered"),
-            **dict(sorted(one.failures.items())),
+            **one.failures,
         },
         "outcome",
     ),
@@ -121,7 +121,6 @@ _SOURCES: Final[tuple[MetricRow[Follower], ...]] = (
         "Failed polls of a source.",
         lambda follower: follower.source.failures,
         "kind",
-        in_order=True,
     ),
 )
 

@@ -36,7 +36,7 @@ def _links(peers: _Peers) -> dict[str, int]:
 def _ages(peers: _Peers) -> dict[str, float]:
     # The reference's replicas publish only when something happens.
     terse = {one.peer for one in peers.publishers if one.state == "foreign"}
-    links = sorted(peers.plane.subscriptions.links(), key=lambda link: link.endpoint)
+    links = peers.plane.subscriptions.links()
     return {link.endpoint: link.quiet_s for link in links if link.endpoint not in terse}
 
 

@@ -163,7 +163,6 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Selections that were refused.",
         lambda core: core.counters.selections_failed,
         "code",
-        in_order=True,
     ),
     total(
         "pairs",
@@ -171,7 +170,6 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         lambda core: core.counters.pairs,
         "mode",
         "reason",
-        in_order=True,
     ),
     total(
         "advised",
@@ -179,7 +177,6 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         lambda core: core.counters.advised,
         "mode",
         "reason",
-        in_order=True,
     ),
     value(
         "sessions",

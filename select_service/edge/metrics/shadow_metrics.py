@@ -57,7 +57,6 @@ _DECISIONS: Final[tuple[MetricRow[ShadowTally], ...]] = (
         "Decisions that shadow weights did not score, by reason.",
         lambda tally: tally.skipped,
         "reason",
-        in_order=True,
     ),
     histogram(
         "shadow_regret_blocks",

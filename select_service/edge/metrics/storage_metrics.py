@@ -129,7 +129,6 @@ _SNAPSHOT: Final[tuple[MetricRow[_Snapshot], ...]] = (
         "Ranks left out of the last index snapshot.",
         lambda one: one.snapshots.left_out,
         "reason",
-        in_order=True,
     ),
     total("index_snapshot_writes", "Index snapshots written.", lambda one: one.snapshots.writes),
     total(
@@ -137,14 +136,12 @@ _SNAPSHOT: Final[tuple[MetricRow[_Snapshot], ...]] = (
         "Index snapshots that were not written; the old one stays.",
         lambda one: one.snapshots.failures,
         "kind",
-        in_order=True,
     ),
     value(
         "index_snapshot_damage",
         "Faults of the one found at the start.",
         lambda one: one.snapshots.damage,
         "kind",
-        in_order=True,
     ),
     value(
         "index_snapshot_load_seconds",
@@ -161,7 +158,6 @@ _SNAPSHOT: Final[tuple[MetricRow[_Snapshot], ...]] = (
         "Ranks of an earlier life: credited, or why not.",
         lambda one: one.recalls,
         "outcome",
-        in_order=True,
     ),
 )
 

@@ -103,7 +103,6 @@ _MOMENTS: Final[tuple[MetricRow[Partition], ...]] = (
         "Sums over first tokens that were measured: seconds, over tokens to compute before them.",
         lambda one: _moments(one.ledger.loads.speeds.prefills),
         "moment",
-        in_order=True,
     ),
     total(
         "measured_itl_moments",
@@ -111,7 +110,6 @@ _MOMENTS: Final[tuple[MetricRow[Partition], ...]] = (
         "context.",
         lambda one: _moments(one.ledger.loads.speeds.blocks, one.index.block_size),
         "moment",
-        in_order=True,
     ),
 )
 
@@ -195,14 +193,12 @@ _COUNTERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Completed prefills that told their cached tokens, by what came of it.",
         lambda core: core.counters.cached_tokens_told,
         "outcome",
-        in_order=True,
     ),
     total(
         "index_rereads",
         "Indexes of distrusted ranks to be read again, by what came of it.",
         lambda core: core.counters.rereads,
         "outcome",
-        in_order=True,
     ),
 )
 

@@ -32,8 +32,9 @@ from select_service.core.replication.messages import (
     OWN_TOPIC,
     SESSIONS_TOPIC,
 )
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.dump_stream import StreamCut, StreamLimit
-from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, SnapshotPulls
+from select_service.edge.replication.pull import LENGTH_BYTES, SnapshotPulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
 
@@ -301,8 +302,7 @@ class ReplicaConnections:
         """
         outcome, ends_at = "cut_off", self._clock() + self._limits.pull_timeout_s
         try:
-            piece = bytearray()
-            until = self._clock() + SLICE_S
+            piece, slices = bytearray(), TimeSlices()
             for part in self._core.replica_operations.snapshot(self._clock()):
                 frame = with_checksum(encode_part(part))
                 piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
@@ -312,9 +312,7 @@ class ReplicaConnections:
                         raise StreamCut
                     yield bytes(piece)
                     piece.clear()
-                if self._clock() >= until:
-                    await asyncio.sleep(0)
-                    until = self._clock() + SLICE_S
+                await slices.yield_if_due()
             yield bytes(piece)
             outcome = "complete"
         finally:

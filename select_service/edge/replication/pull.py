@@ -18,6 +18,7 @@ from indexer.http_client import http_client
 from select_service.core.replication.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.logs import LogThrottle
 from select_service.edge.security.credentials import ClientCredentials
 
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 SNAPSHOT_PATH: Final = "/replica_sync/snapshot"
 LENGTH_BYTES: Final = 4
 """A frame of a snapshot is its length, big-endian, followed by that many bytes of MessagePack."""
-
-SLICE_S: Final = 0.0003
-"""How long arriving parts may hold the loop before it lets requests through."""
 
 CONNECT_TIMEOUT_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
@@ -252,7 +250,7 @@ class SnapshotPulls:
         has_checksums = False
         if pull.url is not None and (why := why_no_base(pull.url)) is not None:
             raise PullFailed("denied", f"the URL it says it has is not asked: {why}")
-        until = self._clock() + SLICE_S
+        slices = TimeSlices()
         async for frame in self._frames(url, self.passport.headers(url, peer_host(pull.peer))):
             part, has_checksums = _read_part(frame, must_have=has_checksums)
             now = self._clock()
@@ -261,9 +259,7 @@ class SnapshotPulls:
             else:
                 self._carry_out(self._reader.snapshot_part(pull.router_id, part, now))
             last = part
-            if self._clock() >= until:
-                await asyncio.sleep(0)
-                until = self._clock() + SLICE_S
+            await slices.yield_if_due()
         if not isinstance(last, SnapshotEnd):
             raise PullFailed("cut_off", "the snapshot has no end")
 

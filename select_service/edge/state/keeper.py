@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.state.journal import Journal
 from select_service.edge.state.rows import Identity
 from select_service.errors import StateDirUnusable
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("select_service.state")
 
-RESTORE_SLICE_S: Final = 0.0003
 PROGRESS_EVERY_S: Final = 1.0
 
 NAMED: Final = 4
@@ -117,7 +117,7 @@ class Keeper:
         self._rows = []
         dropped: list[StateKey] = []
         now = started = told = clock()
-        until = now + RESTORE_SLICE_S
+        slices = TimeSlices()
         for number, row in enumerate(rows):
             effects = state.restore((row.kind, row.name), row.value, now)
             if effects is None:
@@ -125,13 +125,10 @@ class Keeper:
             else:
                 carry_out(effects)
             now = clock()
-            if now < until:
-                continue
             if now - told >= PROGRESS_EVERY_S:
                 told = now
                 _log.info("restoring state", extra={"done": number + 1, "of": len(rows)})
-            await asyncio.sleep(0)
-            until = clock() + RESTORE_SLICE_S
+            await slices.yield_if_due()
         if state.unreadable:
             raise StateDirUnusable(_why_unusable(self.journal.store.directory, state.unreadable))
         _report(rows, dropped, clock() - started, self.epoch)

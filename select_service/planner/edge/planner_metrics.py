@@ -211,7 +211,6 @@ _LOOP: Final[tuple[MetricRow[Loop], ...]] = (
         "Decisions made.",
         lambda loop: loop.counts.decisions,
         "loop",
-        in_order=True,
     ),
 )
 

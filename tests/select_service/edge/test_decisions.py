@@ -247,8 +247,9 @@ async def test_a_large_fleet_is_told_in_slices_and_whole(
     assert one["candidates"] == ranks
 
 
-def test_a_large_fleet_is_written_in_slices() -> None:
+def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """To write a thousand ranks at once took longer than to tell them."""
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
     written: list[int] = []
 
     def write(rank: Candidate) -> int:

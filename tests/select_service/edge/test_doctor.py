@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from select_service.core.diagnostics.causes import CAUSES
+from select_service.edge import cooperative
 from select_service.edge import doctor as doctors
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
@@ -207,14 +208,12 @@ async def test_a_failed_examination_is_counted_and_not_the_last(
 
 @run_by(in_process, doctor_interval_s=0.0)
 async def test_a_large_fleet_is_examined_in_slices(
-    client: httpx.AsyncClient, service: Driver
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pause lets the loop go: counted in steps, not in time."""
     for number in range(300):
         incomplete(service, number)
-    doctor = service.doctor()
-    ticks = iter(range(10**9))
-    doctor._clock = lambda: next(ticks) * doctors.SLICE_S
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
     turns = 0
 
     async def count() -> None:
@@ -224,21 +223,22 @@ async def test_a_large_fleet_is_examined_in_slices(
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    await doctor.examine()
+    await service.doctor().examine()
     counting.cancel()
     assert turns > 100
 
 
 @run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else(
-    client: httpx.AsyncClient, service: Driver
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_worker(service)
     for number in range(2, 50):
         incomplete(service, number)
     doctor = service.doctor()
     ticks = iter(range(10**9))
-    doctor._clock = lambda: 2000.0 + next(ticks)  # every step is late: pause after each
+    doctor._clock = lambda: 2000.0 + 60 * next(ticks)  # everything lasts
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)  # every step is late: pause after each
     asking = asyncio.ensure_future(doctor.examine())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from msgspec import convert
 
-from select_service.edge import batch_runner
+from select_service.edge import cooperative
 from select_service.edge.embedded import SelectionService
 from select_service.edge.security.tokens import SCOPES
 from select_service.types import SelectAndReserveRequest
@@ -61,7 +61,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine pauses batches of three, whose callers are found gone before it books."""
-    monkeypatch.setattr(batch_runner, "WAVE_SLICE_S", 60.0)
+    monkeypatch.setattr(cooperative, "SLICE_S", 60.0)
 
 
 @pytest.mark.usefixtures("whole_batches")
