@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from select_service.types.ranges import U32, U64, check_u64
+from select_service.types.ranges import U32, U64, Seconds, check_u64
 from select_service.types.requests import CacheBasis, CacheScope
 
 Mode = Literal["token-capacity", "none"]
@@ -46,6 +46,16 @@ class AdmissionSettings(Struct, kw_only=True):
 
 
 # -- busy thresholds ---------------------------------------------------------------------------
+
+
+class ChargedRequest(Struct, frozen=True, array_like=True):
+    """What replicas are told of an admission, which they charge to its tenant as well."""
+
+    slo_class: Annotated[str, Meta(max_length=65_536)]
+    prefill_tokens: Annotated[int, Meta(ge=0)]
+    """Prompt tokens to compute."""
+    target_s: Seconds | None = None
+    """The time to first token that the request asks for; None: its class's."""
 
 
 class BusyThresholdChange(Struct, kw_only=True):

@@ -9,6 +9,7 @@ Process-wide state (settings, thresholds by name, which partitions have a gate) 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.drain_meter import DrainMeter
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.ledger.reservation import LedgerReservation
-    from select_service.types.admission import AdmissionSettings
+    from select_service.types.admission import AdmissionSettings, ChargedRequest
 
 SCANNED_MAX: Final = 256
 """Waiting requests examined each time load drops: usually a third of a µs each. A request beyond,
@@ -277,18 +278,23 @@ class PartitionAdmission(RankLimits):
         return Charge(queue, line, ask.tenant_id, ask.output_tokens, size)
 
     def charge_of_replica(
-        self, reservation: LedgerReservation, charged: tuple[str, int], block_size: int, now: float
+        self, reservation: LedgerReservation, charged: ChargedRequest, block_size: int, now: float
     ) -> Charge | None:
         """Charge a tenant for what another replica has just admitted; all serve the same pool.
 
         Returns what the end of the request will correct.
         """
-        slo_class, tokens = charged
         queue, expected = self.gate.queue, reservation.expected_output_tokens or 0
         if queue is None:
             return None
         tenant = reservation.fairness_id
-        ask = AdmissionRequest(tokens, slo_class, tenant, output_tokens=expected)
+        ask = AdmissionRequest(
+            charged.prefill_tokens,
+            charged.slo_class,
+            tenant,
+            output_tokens=expected,
+            target_s=math.inf if charged.target_s is None else charged.target_s,
+        )
         line = queue.charge_of_replica(ask, now)
         return Charge(queue, line, tenant, expected, block_size)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from msgspec import Struct
 from sortedcontainers import SortedKeyList
 
+from select_service.types.admission import ChargedRequest
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -86,15 +88,13 @@ class Ticket(Struct, eq=False):
         return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
 
     @property
-    def charged(self) -> tuple[str, int] | None:
-        """What its tenant is charged for, as replicas are told: its class and prompt tokens.
-
-        None where no policy charges for fairness.
-        """
+    def charged(self) -> ChargedRequest | None:
+        """What its tenant is charged for, as replicas are told; None: no policy charges."""
         ask, admission = self.ask or self.asked, self.partition.admission
         if ask is None or admission is None or admission.gate.queue is None:
             return None
-        return ask.slo_class, ask.work
+        target_s = None if ask.target_s == math.inf else ask.target_s
+        return ChargedRequest(ask.slo_class, ask.work, target_s)
 
     @property
     def endpoint(self) -> str:

@@ -38,9 +38,10 @@ T = TypeVar("T")
 
 _AIM_STEP: Final = 0.02
 """Weight of one request in the mean of its line's targets."""
-_OWN_TARGET_MIN: Final = 0.1
-"""A request's own target counts for saturation down to this share of its class's: whoever claims
-that of a microsecond must not close the pool for others."""
+_OWN_TARGETS: Final = (0.1, 10.0)
+"""A request's own target counts for saturation down to and up to these multiples of its class's:
+whoever claims that of a microsecond must not close the pool for others, and whoever has a year must
+not open it."""
 
 BAND_FULL: Final = "band-full"
 HOPELESS: Final = "infeasible-deadline"
@@ -311,13 +312,15 @@ class SloShed(Generic[T]):
         line, _ = self._lines.get(ask.slo_class, self._usual)
         self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
         self._traffic.add(line, ask.work, now)
+        self._note_target(line, ask)
         return line
 
     def _note_target(self, line: int, ask: AdmissionRequest) -> None:
         """Let the target of an admitted request count for what saturates the pool."""
         if line < len(self._aims):
             of_class = self._targets_s.get(ask.slo_class, self._usual_target_s)
-            target_s = max(self.target_s(ask), of_class * _OWN_TARGET_MIN)
+            least, most = _OWN_TARGETS
+            target_s = min(max(self.target_s(ask), of_class * least), of_class * most)
             self._aims[line] += (target_s - self._aims[line]) * _AIM_STEP
 
     def above(self, band: int, now: float) -> tuple[float, float]:

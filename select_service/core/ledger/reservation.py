@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.pull_speeds import PullPath
     from select_service.core.replication.claim import Claim
     from select_service.types import LeaseState, PulledBlocks
+    from select_service.types.admission import ChargedRequest
 
 
 class SlotGeneration:
@@ -157,7 +158,7 @@ class LedgerReservation(Struct, eq=False):
     session_id: str | None = None  # where sessions are kept
     expected_output_tokens: int | None = None
     charge: Charge | None = None  # by the policy that counted its admission; told of its end
-    charged: tuple[str, int] | None = None  # class and prompt tokens that replicas count, too
+    charged: ChargedRequest | None = None  # to its tenant, by replicas, too
     track_prefill_tokens: bool = True
     fingerprint: bytes | None = None  # of the request, to recognise a repeat
     wave: tuple[int, int] | None = None  # made by a wave: its group there, shared tokens

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import PackedHashes
 from select_service.types import LeaseState, PulledBlocks
+from select_service.types.admission import ChargedRequest
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 
@@ -114,8 +115,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     ttl_s: float | None = None  # of an admission; None: the default
     lease: LeaseState | None = None  # of an admission: the lease it lives under
     fairness_id: str = ""  # of an admission: whose share of the pool it uses; empty: its tenant's
-    # of an admission: the class and the prompt tokens that its tenant was charged for
-    charged: tuple[Text, U64] | None = None
+    charged: ChargedRequest | None = None  # of an admission: to the account of its tenant
     # of an end: its time was up, which may differ at a replica that adopted it
     lapsed: bool = False
     pair: str | None = None  # of an admission: the pair it is a leg of

@@ -24,6 +24,7 @@ from select_service.core.replication.dynamo_events import (
     Text,
 )
 from select_service.types import LeaseState, PulledBlocks
+from select_service.types.admission import ChargedRequest
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
 LOADS_TOPIC: Final = b"select-service.loads.v1"
@@ -112,7 +113,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     ttl_s: float | None = None
     lease: LeaseState | None = None
     fairness_id: Text = ""  # whose share of the pool it uses; empty: its tenant's
-    charged: tuple[Text, U64] | None = None  # for which class and how many prompt tokens
+    charged: ChargedRequest | None = None  # to the account of its tenant
     pair: Text | None = None  # the id of the pair it is a leg of
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         Selection,
     )
+    from select_service.types.admission import ChargedRequest
 
 
 class Lifecycle(ReservationEnds):
@@ -475,7 +476,7 @@ class BookingSpec(Struct, frozen=True):
     track_prefill_tokens: bool  # whether these count, and are sent to replicas
     fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
     kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from
-    charged: tuple[str, int] | None = None  # class and prompt tokens its tenant is charged for
+    charged: ChargedRequest | None = None  # to the account of its tenant
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from select_service.core.admission.slo_shed import SloShed
 from select_service.core.replication.dynamo_events import ReplicaEnvelope, Stamp
 from select_service.core.replication.messages import Heartbeat, Said
 from select_service.core.state import RESERVATION
 from select_service.types import Selection
-from select_service.types.admission import AdmissionSettings
+from select_service.types.admission import AdmissionSettings, ChargedRequest
+from tests.select_service.core.admission.gated import keeper_of
 from tests.select_service.core.admission.test_charge import SIZE, charged, replicas
 from tests.select_service.core.replication.replica import Replica, pulled, silent, tell
 from tests.select_service.core.test_state import Disk
@@ -126,9 +130,67 @@ def test_names_that_a_client_may_not_use_are_not_kept_for_replicas_either(
     (said,) = here.effects.published
     assert isinstance(said, ReplicaEnvelope)
     assert isinstance(said.select_service, Stamp)
-    stamp = replace(said.select_service, charged=(slo_class, SIZE), fairness_id=tenant)
+    told = ChargedRequest(slo_class, SIZE)
+    stamp = replace(said.select_service, charged=told, fairness_id=tenant)
     tell(here, there, [replace(said, select_service=stamp)])
     lines = range(6)
     assert there.load(1) == here.load(1)
     assert there.core.replicas.counters.ignored == (not is_charged)
     assert sum(charged(there, tenant, line) for line in lines) == SIZE * is_charged
+
+
+def aim(some: Fleet) -> float:
+    """The time for which its ranks are kept free, in seconds."""
+    policy = keeper_of(some).gate.queue
+    assert isinstance(policy, SloShed)
+    assert policy.queue.waiting == 0  # and what is pending is charged
+    return policy.target_ttft_s
+
+
+@pytest.mark.parametrize("told_ms", [250.0, 400.0, 15_000.0])
+def test_targets_that_requests_bring_are_told(told_ms: float) -> None:
+    """A replica that gets only batch work must leave room for what others promise."""
+    here, there = replicas()
+    for number in range(200):
+        taken = here.take(str(number), 1, slo_class="critical", slo_ttft_ms=told_ms)
+        assert isinstance(taken, Selection)
+        tell(here, there)
+        here.free(str(number))
+        tell(here, there)
+    assert aim(here) == aim(there)
+    assert min(told_ms, 5_000.0) / 2e3 == pytest.approx(aim(there), rel=0.2)
+
+
+@pytest.mark.parametrize(("told_s", "aim_s"), [(1e-300, 0.1), (1e300, 2.5)])
+def test_a_target_counts_within_a_tenfold_of_its_class_wherever_it_comes_from(
+    told_s: float, aim_s: float
+) -> None:
+    """The next class up, of 5 s, counts where those of the first have more time than that."""
+    here, there = replicas()
+    for number in range(400):
+        name = str(number)
+        ms = min(told_s * 1e3, 1e303)
+        assert isinstance(here.take(name, 1, slo_class="critical", slo_ttft_ms=ms), Selection)
+        (said,) = here.effects.published
+        assert isinstance(said, ReplicaEnvelope)
+        assert isinstance(said.select_service, Stamp)
+        stamp = replace(said.select_service, charged=ChargedRequest("critical", SIZE, told_s))
+        tell(here, there, [replace(said, select_service=stamp)])
+        here.free(name)
+        tell(here, there)
+    assert aim(here) == aim(there) == pytest.approx(aim_s, rel=0.01)
+
+
+@pytest.mark.parametrize("told", [["batch", 16], ["batch", 16, None], ["batch", 16, 0.5, "more"]])
+def test_shorter_and_longer_forms_are_read(told: list[object]) -> None:
+    """Of the version before targets were told, and of one that will tell more."""
+    packed = msgspec.msgpack.encode(told)
+    read = msgspec.msgpack.decode(packed, type=ChargedRequest)
+    assert (read.slo_class, read.prefill_tokens) == ("batch", 16)
+
+
+@pytest.mark.parametrize("target_s", [math.nan, -1.0, 0.0, "1"])
+def test_targets_that_are_none_are_refused(target_s: object) -> None:
+    packed = msgspec.msgpack.encode(["batch", 16, target_s])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(packed, type=ChargedRequest)
