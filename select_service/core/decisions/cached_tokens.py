@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.core.ledger.reservation_ids import leg_ids
@@ -31,13 +33,35 @@ if TYPE_CHECKING:
 _FORGOTTEN_PER_TURN: Final = 32
 
 
-class _Ended(NamedTuple):
-    """A reservation that ended before its engine was heard, under one of its names."""
+class _Prompt(Struct, gc=False):  # a thousand are kept, and would be looked at again and again
+    """What a report is compared with: facts of a reservation, which may have ended.
 
-    booking: LiveReservation
-    rank: WorkerRank | None
+    Without the reservation itself: kept beyond its end, it costs every booking the memory that the
+    last one has just left.
+    """
+
+    partition: Partition
+    slot: int
+    reservation_id: str
+    isl_tokens: int
+    booked_at: float
+    predicted: int | None
+    """Cached tokens; None: no selection here made a prediction."""
+    is_compared: bool = False
+    is_foreign: bool = False  # known from a replica only
+    # of one that has ended
+    rank: WorkerRank | None = None
+    at: float = 0.0
+    second_names: tuple[str, ...] = ()
+    places: int = 1  # of the bound
+
+
+class _SecondName(NamedTuple):
+    """Another name of a reservation that has ended."""
+
+    reservation_id: str
     at: float
-    places: int  # of the bound; 0: another name of one that has a place
+    places: int  # 0, but for one with another tenant's prefix
 
 
 class CachedTokenReports:
@@ -69,7 +93,7 @@ class CachedTokenReports:
         self._outcomes = counters.cached_tokens_told
         self._may_be_known_elsewhere = may_be_known_elsewhere
         shares, bounds = shares or Shares(), limits or CoreLimits()
-        self._freed: TenantMemory[str, _Ended] = TenantMemory(
+        self._freed: TenantMemory[str, _Prompt | _SecondName] = TenantMemory(
             shares,
             "freed_unreported",
             lambda: bounds.cached_token_reports_max,
@@ -104,25 +128,25 @@ class CachedTokenReports:
         """
         if cached_tokens < 0:  # embedding calls without a codec
             raise InvalidField("cached_tokens must be at least 0", field="cached_tokens")
-        booking = self._booking(name) or self._just_freed(name)
-        if booking is None:
+        booking = self._booking(name)
+        prompt = self._just_freed(name) if booking is None else _prompt_of(booking)
+        if prompt is None:
             is_told = self._may_be_known_elsewhere(name)
             if is_told:
                 self._tell(name, cached_tokens)
             self._count("told_replicas" if is_told else "elsewhere")  # if anywhere
             return
-        reservation = booking.reservation
-        isl_tokens = reservation.isl_tokens
+        isl_tokens = prompt.isl_tokens
         if isl_tokens and cached_tokens > isl_tokens:
             raise InvalidField(
                 f"cached_tokens ({cached_tokens}) must not exceed isl_tokens ({isl_tokens})",
                 field="cached_tokens",
             )
-        is_estimated = reservation.slot in booking.partition.estimate.followed
-        outcome = self._apply(booking, cached_tokens, now)
-        is_elsewhere = outcome == "unpredicted" and booking.answer is None
+        is_estimated = prompt.slot in prompt.partition.estimate.followed
+        outcome = self._apply(prompt, booking, cached_tokens, now)
+        is_elsewhere = outcome == "unpredicted" and prompt.is_foreign
         if is_elsewhere or (is_estimated and outcome != "repeated"):
-            name = reservation.reservation_id
+            name = prompt.reservation_id
             if self._may_be_known_elsewhere(name):
                 self._tell(name, cached_tokens)
                 outcome = "told_replicas" if is_elsewhere else outcome
@@ -130,31 +154,33 @@ class CachedTokenReports:
 
     def heard(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply a report that a caller made at a replica, if it concerns us."""
-        booking = self._booking(name) or self._just_freed(name)
-        if booking is None:
+        booking = self._booking(name)
+        prompt = self._just_freed(name) if booking is None else _prompt_of(booking)
+        if prompt is None:
             return
-        isl_tokens = booking.reservation.isl_tokens
-        if isl_tokens and cached_tokens > isl_tokens:
+        if prompt.isl_tokens and cached_tokens > prompt.isl_tokens:
             self._count("impossible")
-        elif self._apply(booking, cached_tokens, now) == "compared":
+        elif self._apply(prompt, booking, cached_tokens, now) == "compared":
             self._count("compared")
 
-    def _apply(self, booking: LiveReservation, cached_tokens: int, now: float) -> str:
+    def _apply(
+        self, prompt: _Prompt, booking: LiveReservation | None, cached_tokens: int, now: float
+    ) -> str:
         """Compare the first report of a prompt, and correct the estimate; return the outcome."""
-        if booking.is_compared:
+        if prompt.is_compared:
             return "repeated"
-        booking.is_compared = True
-        partition, reservation = booking.partition, booking.reservation
-        if reservation.live:
-            _correct_estimate(booking, cached_tokens, now)
-        predicted = _predicted(booking)
+        prompt.is_compared = True
+        if booking is not None:
+            booking.is_compared = True
+            if booking.reservation.live:
+                _correct_estimate(booking, cached_tokens, now)
+        partition, slot, predicted = prompt.partition, prompt.slot, prompt.predicted
         if predicted is None:
             return "unpredicted"
-        slot = reservation.slot
-        predicted = min(predicted, _findable(partition, reservation.isl_tokens))
+        predicted = min(predicted, _findable(partition, prompt.isl_tokens))
         if cached_tokens < predicted:
             self._look_for_a_clearing(partition, slot, now)
-        partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
+        partition.trust.compare(slot, predicted, cached_tokens, prompt.booked_at)
         return "compared"
 
     def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
@@ -202,48 +228,77 @@ class CachedTokenReports:
         counts no more.
         """
         reservation = booking.reservation
-        if not _computes(reservation):
+        name, second, pair = (
+            reservation.reservation_id,
+            reservation.selection_id,
+            reservation.pair,
+        )
+        if pair is not None and not _computes(reservation):
             return
-        is_awaited = not booking.is_compared and _predicted(booking) is not None
-        if not is_awaited and not self._freed:
+        predicted = None if booking.is_compared else _predicted(booking)
+        if predicted is None:
+            if self._freed:
+                self._forget_ended(name, second, pair)
             return
-        rank = booking.partition.index.rank_of(reservation.slot) if is_awaited else None
-        names = reservation.reservation_id, reservation.selection_id, reservation.pair
-        for name, places in with_places(*names):
-            self._forget_ended(name)
-            if is_awaited:
-                self._freed.put(prefix_in(name), name, _Ended(booking, rank, now, places))
+        prompt = _prompt_of(booking, predicted)
+        prompt.rank, prompt.at = prompt.partition.index.rank_of(prompt.slot), now
+        if pair is None and (second is None or second == name):  # nearly always
+            before = self._freed.put(prefix_in(name), name, prompt)
+            if type(before) is _Prompt and before.second_names:
+                self._forget_ended(*before.second_names)
+            return
+        self._forget_ended(name, second, pair)
+        others = with_places(name, second, pair)[:-1]
+        prompt.second_names = tuple(other for other, _ in others)
+        for other, places in others:
+            self._freed.put(prefix_in(other), other, _SecondName(name, now, places))
+        self._freed.put(prefix_in(name), name, prompt)
 
-    def _forget_ended(self, name: str) -> None:
-        """Forget an ended reservation by a name; by its own, by all: others may have no place."""
-        ended = self._freed.pop(prefix_in(name), name)
-        if ended is None or name != ended.booking.reservation.reservation_id:
-            return
-        booking = ended.booking
-        for other in (booking.reservation.selection_id, booking.reservation.pair):
-            if other is not None:
+    def _forget_ended(self, *names: str | None) -> None:
+        """Forget ended reservations by names; by its own, by all: others may have no place."""
+        for name in names:
+            ended = None if name is None else self._freed.pop(prefix_in(name), name)
+            for other in ended.second_names if type(ended) is _Prompt else ():
                 found = self._freed.get(prefix_in(other), other)
-                if found is not None and found.booking is booking:
+                if type(found) is _SecondName and found.reservation_id == name:
                     self._freed.pop(prefix_in(other), other)
 
-    def _just_freed(self, name: str) -> LiveReservation | None:
+    def _just_freed(self, name: str) -> _Prompt | None:
         """Return an ended reservation, if its rank is still the same."""
-        ended = self._freed.get(prefix_in(name), name)
-        if ended is None:
+        found = self._freed.get(prefix_in(name), name)
+        if type(found) is _SecondName:
+            own = found.reservation_id
+            found = self._freed.get(prefix_in(own), own)
+            if type(found) is not _Prompt or name not in found.second_names:
+                return None
+        if type(found) is not _Prompt or found.partition.index.rank_of(found.slot) != found.rank:
             return None
-        booking = ended.booking
-        rank = booking.partition.index.rank_of(booking.reservation.slot)
-        return booking if rank == ended.rank else None
+        return found
 
     def forget(self, partition: Partition) -> None:
         """Forget the ended reservations of a partition that was closed."""
         for name, one in self._freed.items():
-            if one.booking.partition is partition:
-                self._freed.pop(prefix_in(name), name)
+            if type(one) is _Prompt and one.partition is partition:
+                self._forget_ended(name)
 
     def purge(self, now: float) -> None:
         """Forget some of the ended reservations whose ids are forgotten."""
         self._freed.purge(lambda one: one.at <= now - FREED_MEMORY_S, _FORGOTTEN_PER_TURN)
+
+
+def _prompt_of(booking: LiveReservation, predicted: int | None = None) -> _Prompt:
+    """Return what a report of a booking is compared with; `predicted` if that is known already."""
+    reservation = booking.reservation
+    return _Prompt(
+        booking.partition,
+        reservation.slot,
+        reservation.reservation_id,
+        reservation.isl_tokens,
+        reservation.created,
+        _predicted(booking) if predicted is None else predicted,
+        booking.is_compared,
+        booking.answer is None,
+    )
 
 
 def _computes(reservation: LedgerReservation) -> bool:

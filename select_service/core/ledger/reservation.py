@@ -8,7 +8,7 @@ rank goes, and from that moment none of its reservations is live, however many t
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -107,7 +107,7 @@ class Lease:
         return sum(count for generation, count in self.by_generation.items() if generation.is_open)
 
 
-class OutputTold(NamedTuple):
+class OutputTold(Struct, frozen=True, gc=False):
     """When output blocks of one reservation were reported, and how many there were by then."""
 
     first_at: float
@@ -116,7 +116,7 @@ class OutputTold(NamedTuple):
     outputs: int
 
 
-class FirstToken(NamedTuple):
+class FirstToken(Struct, frozen=True, gc=False):
     """A first token that may teach how fast its rank is."""
 
     at: float

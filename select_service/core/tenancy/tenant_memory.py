@@ -6,6 +6,7 @@ For memories of a few thousand entries that are plain objects; large ones are pa
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from select_service.core.tenancy.shares import prefix_in
@@ -58,9 +59,10 @@ class TenantMemory(Generic[K, V]):
             by_prefix: whether holders are named by the prefix of their ids, not as tenants.
             size_of: what an entry counts for.
         """
-        self._shares, self._size_of = shares, size_of
+        self._shares, self._size_of, self._most = shares, size_of, most
         self._bound = shares.bound(name, most, by_prefix=by_prefix)
-        self._rows: TenantParts[dict[K, V]] = TenantParts(shares, self._bound, dict)
+        # of a plain dict the oldest key is found behind those that have gone
+        self._rows: TenantParts[OrderedDict[K, V]] = TenantParts(shares, self._bound, OrderedDict)
         self.lost = 0  # what had to go for newer ones counted for, since start
         self._size: int | None = 0  # of all entries, as long as no tenant has had a part
 
@@ -81,26 +83,32 @@ class TenantMemory(Generic[K, V]):
                 return row[key]
         return None
 
-    def put(self, holder: Party, key: K, value: V) -> None:
-        """Add the newest entry, in the place of another one with its key."""
+    def put(self, holder: Party, key: K, value: V) -> V | None:
+        """Add the newest entry, in the place of another one with its key, which is returned."""
         if self._size is not None and not self._shares.parties:  # the usual case, at less cost
-            row = self._rows.common
+            row, size = self._rows.common, self._size + self._size_of(value)
+            before = None
             if key in row:
-                self._size -= self._size_of(row.pop(key))
+                before = row.pop(key)
+                size -= self._size_of(before)
             row[key] = value
-            self._size += self._size_of(value)
-            while self._size > self._bound.most:
-                self.lost += self._size_of(self._drop(None, row, next(iter(row))))
-            return
+            most = self._most()
+            while size > most:
+                lost = self._size_of(row.pop(next(iter(row))))
+                self.lost += lost
+                size -= lost
+            self._size = size
+            return before
         if self._size is not None:
             self._bound.recount({None: self._size})
             self._size = None
-        self.pop(holder, key)
+        before = self.pop(holder, key)
         holder, row = self._rows.place(holder)
         row[key] = value
         self._rows.took(holder, self._size_of(value))
         while (crowded := self._rows.crowded(holder)) is not None:
             self.lost += self._size_of(self._drop(*crowded, next(iter(crowded[1]))))
+        return before
 
     def pop(self, holder: Party, key: K) -> V | None:
         """Remove an entry and return it, None if there is none."""
@@ -109,7 +117,7 @@ class TenantMemory(Generic[K, V]):
                 return self._drop(found, row, key)
         return None
 
-    def _drop(self, holder: Party, row: dict[K, V], key: K) -> V:
+    def _drop(self, holder: Party, row: OrderedDict[K, V], key: K) -> V:
         value = row.pop(key)
         if self._size is None:
             self._rows.left(holder, self._size_of(value))
@@ -140,5 +148,5 @@ class TenantMemory(Generic[K, V]):
             assert self._size == self._size_of_row(self._rows.common)
         assert (self._bound.total if self._size is None else self._size) <= self._bound.most
 
-    def _size_of_row(self, row: dict[K, V]) -> int:
+    def _size_of_row(self, row: OrderedDict[K, V]) -> int:
         return sum(map(self._size_of, row.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
+from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest
 from tests.select_service.core.decisions.doubted import (
@@ -129,6 +131,19 @@ def test_a_name_that_is_used_again_leaves_none_behind(again: str) -> None:
             fleet.book("r", 1, *PROMPT, isl=ISL)
             fleet.core.reservations.free("r", fleet.now)
     assert len(reports._freed) <= 2 * 4
+
+
+def test_what_is_remembered_of_an_ended_reservation_does_not_keep_it() -> None:
+    """The next bookings take the memory that the last ones left, which is still in a cache."""
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    for number in range(8):
+        fleet.take(f"r{number}", *PROMPT, isl=ISL)
+        fleet.core.reservations.free(f"r{number}", fleet.now)
+    assert len(fleet.core.cached_tokens._freed) == 8
+    ours = list(fleet.core.partitions.values())
+    kept = [one for one in gc.get_objects() if type(one) is LiveReservation]
+    assert not [one for one in kept if one.partition in ours]
 
 
 def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
