@@ -26,9 +26,11 @@ import msgspec
 from bench.output import progress
 from bench.planner.shapes import HOUR_S, Bursts, traffic
 from bench.provenance import provenance
+from select_service.planner.core.decode_sizing import size_decode
 from select_service.planner.core.demand import Forecast, intervals_of
 from select_service.planner.core.lengths import Lengths, from_values
-from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.prefill_sizing import size_prefill
+from select_service.planner.core.sizing import Goals
 from select_service.planner.core.surface import Surface, surface_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import Contest

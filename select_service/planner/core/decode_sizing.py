@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.forecast_errors import EXACT
+from select_service.planner.core.sizing import KEEP_UP, Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from select_service.planner.core.demand import Forecast
     from select_service.planner.core.forecast_errors import Spread
-    from select_service.planner.core.lengths import Lengths
-    from select_service.planner.core.surface import DecodeSurface
-
-KEEP_UP: Final = 0.85
-"""The utilization of engines if their target cannot be met anyway."""
+    from select_service.planner.core.sizing import Goals
+    from select_service.planner.core.surface import DecodeSurface, Surface
 
 NEAR: Final = 1.05
 """A target below so many times what a single request takes is out of reach: engines are divided by
@@ -41,75 +39,58 @@ _DEVIATIONS_MOST: Final = 8.0
 _HALVINGS: Final = 40
 
 
-class DecodeNeed(NamedTuple):
-    """The needed engines, as a fraction."""
-
-    engines: float
-    concurrency: float  # live requests at the target, over all engines
-    why: str = ""  # why the target cannot be met, in words
-
-
-def decode_need(
-    surface: DecodeSurface,
+def size_decode(
+    surface: Surface,
+    forecast: Forecast,
+    goals: Goals,
+    slowness: float,
     *,
-    rate: float,
-    lengths: Lengths,
-    osl: float,
-    itl_ms: float,
     gpus: int,
-    attainment: float | None = None,
-    spread: Spread = EXACT,
-    in_lumps: bool = False,
-    slowness: float = 1.0,
     reach: float = NEAR,
-) -> DecodeNeed:
-    """Return the engines for `rate` requests per second.
+) -> Need:
+    """Return the engines that generate the forecast's outputs fast enough.
 
     Args:
         surface: of one engine.
-        rate: requests per second.
-        lengths: of prompts, all tokens: cached ones take room, too.
-        osl: mean output tokens.
-        itl_ms: the target.
-        gpus: of one engine.
-        attainment: share of requests that must be in time; None: on average.
-        spread: factors of the rate that may come, if a share must be in time.
-        in_lumps: requests come together.
+        forecast: of all lengths, as cached tokens take room, too.
+        goals: the targets.
         slowness: measured times over those of the surface.
+        gpus: of one engine.
         reach: `NEAR` or `BACK`.
     """
-    within = itl_ms / slowness
-    work = _work(surface, rate, lengths, osl, within, gpus, in_lumps=in_lumps, reach=reach)
+    within, attainment = goals.itl_ms / slowness, goals.attainment
+    work = _work(surface.decode, forecast, within, gpus, reach)
     engines = work.engines
     # if every request is too slow anyway, more engines do not help
     if attainment is not None and engines and work.slow < _ALL:
-        engines = _for_share(engines, work.deviation, 1.0 - attainment, spread)
+        engines = _for_share(engines, work.deviation, 1.0 - attainment, forecast.spread)
     slow_most = _MOST if attainment is None else 1.0 - attainment
     why = ""
     if work.slow > slow_most:
-        alone_ms = slowness * surface.itl_ms(1.0, work.slow_from)
+        alone_ms = slowness * surface.decode.itl_ms(1.0, work.slow_from)
         longer = "" if work.slow >= _ALL else f", as long as {100 * work.slow:.1f} % are,"
         why = (
-            f"the ITL target is {itl_ms:.1f} ms, and a single request of {work.slow_from:.0f} "
-            f"tokens{longer} takes {alone_ms:.1f} ms on an engine of its own: raise the target "
-            f"(--itl) to {math.ceil(10 * BACK * alone_ms) / 10:.1f} ms, or use faster engines; "
-            f"until then there are as many as keep up with what comes"
+            f"the ITL target is {goals.itl_ms:.1f} ms, and a single request of "
+            f"{work.slow_from:.0f} tokens{longer} takes {alone_ms:.1f} ms on an engine of its own: "
+            f"raise the target (--itl) to {math.ceil(10 * BACK * alone_ms) / 10:.1f} ms, or use "
+            "faster engines; until then there are as many as keep up with what comes"
         )
-    return DecodeNeed(engines, work.concurrency, why)
+    terms = {"corrected_itl": within, "rate": forecast.rate, "concurrency": work.concurrency}
+    return Need(engines, terms, why)
 
 
-def decode_late(
-    surface: DecodeSurface,
+def late_decode(
+    surface: Surface,
+    forecast: Forecast,
+    goals: Goals,
+    slowness: float,
     *,
-    lengths: Lengths,
-    osl: float,
-    itl_ms: float,
     gpus: int,
-    in_lumps: bool = False,
     reach: float = NEAR,
 ) -> Callable[[float, int], float]:
     """Return a function from rate and engines to the share of requests slower than the target."""
-    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus, in_lumps=in_lumps, reach=reach)
+    one = forecast._replace(rate=1.0)
+    work = _work(surface.decode, one, goals.itl_ms / slowness, gpus, reach)
 
     def late(rate: float, engines: int) -> float:
         if work.slow >= _ALL:
@@ -131,19 +112,12 @@ class _Work(NamedTuple):
 
 
 def _work(
-    surface: DecodeSurface,
-    rate: float,
-    lengths: Lengths,
-    osl: float,
-    itl_ms: float,
-    gpus: int,
-    *,
-    in_lumps: bool,
-    reach: float,
+    surface: DecodeSurface, forecast: Forecast, itl_ms: float, gpus: int, reach: float
 ) -> _Work:
+    rate, osl = forecast.rate, forecast.osl
     engines = concurrency = variance = slow = 0.0
     least = math.inf
-    for isl, share in lengths.points:
+    for isl, share in forecast.lengths.points:
         context = isl + osl / 2
         best = surface.best(itl_ms, context)
         busy = 1.0
@@ -157,7 +131,7 @@ def _work(
         concurrency += live
         engines += rate * share * osl / (best.thpt_per_gpu * gpus * busy)
         variance += live * (1 / max(best.concurrency, 1.0)) ** 2
-    swing = _SWING * (_LUMPS_SWING if in_lumps else 1.0)
+    swing = _SWING * (_LUMPS_SWING if forecast.lumps_s > 0 else 1.0)
     return _Work(engines, concurrency, swing * math.sqrt(variance), slow, least)
 
 

@@ -11,18 +11,12 @@ from select_service.planner.core.correction import (
     expected_ttft_ms,
     measured_queue,
 )
-from select_service.planner.core.decode_sizing import BACK, NEAR
+from select_service.planner.core.decode_sizing import BACK, NEAR, late_decode, size_decode
 from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.marginal_value import table_of
 from select_service.planner.core.pool import SAME
-from select_service.planner.core.sizing import (
-    Goals,
-    Need,
-    late_decode,
-    late_prefill,
-    size_decode,
-    size_prefill,
-)
+from select_service.planner.core.prefill_sizing import late_prefill, size_prefill
+from select_service.planner.core.sizing import Need
 from select_service.planner.types import Value
 
 if TYPE_CHECKING:
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.pool import PlannedPool
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.reactive import Surge
+    from select_service.planner.core.sizing import Goals
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Load, Window
 

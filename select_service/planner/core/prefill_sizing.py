@@ -12,16 +12,19 @@ one. The reference's formula has no wait at all.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.forecast_errors import EXACT
+from select_service.planner.core.sizing import KEEP_UP, Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from select_service.planner.core.demand import Forecast
     from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.lengths import Lengths
-    from select_service.planner.core.surface import PrefillCurve
+    from select_service.planner.core.sizing import Goals
+    from select_service.planner.core.surface import PrefillCurve, Surface
 
 _HALVINGS: Final = 40
 _MANY: Final = 10_000.0
@@ -34,13 +37,34 @@ _LUMP_TAIL: Final = 1.4
 _LATE_EXTRA: Final = 0.5
 
 
-class PrefillNeed(NamedTuple):
-    """The needed engines; a fraction if queues are independent."""
+def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: float) -> Need:
+    """Return the engines that compute the forecast's prompts in time."""
+    return _queue(surface, forecast, slowness).need(
+        forecast.rate,
+        goals.ttft_ms / 1e3,
+        goals.attainment,
+        pooled=goals.pooled,
+        spread=forecast.spread,
+    )
 
-    engines: float
-    rho: float  # their utilization
-    service_s: float  # mean, of one prompt
-    why: str = ""  # why the target cannot be met, in words
+
+def late_prefill(
+    surface: Surface, forecast: Forecast, goals: Goals, slowness: float
+) -> Callable[[float, int], float]:
+    """Return a function from rate and engines to the share of late prompts."""
+    queue = _queue(surface, forecast, slowness)
+
+    def late(rate: float, engines: int) -> float:
+        if not engines:
+            return 1.0
+        return queue.late_on(rate, goals.ttft_ms / 1e3, engines, pooled=goals.pooled)
+
+    return late
+
+
+def _queue(surface: Surface, forecast: Forecast, slowness: float) -> PrefillQueue:
+    lengths = forecast.lengths.scaled(forecast.computed)
+    return PrefillQueue(surface.prefill, lengths, slowness, forecast.lumps_s)
 
 
 class PrefillQueue:
@@ -73,7 +97,7 @@ class PrefillQueue:
         *,
         pooled: bool,
         spread: Spread = EXACT,
-    ) -> PrefillNeed:
+    ) -> Need:
         """Return the engines for `rate` requests per second.
 
         Args:
@@ -87,7 +111,8 @@ class PrefillQueue:
         spare = target_s - self.mean_s
         if spare <= 0:
             alone_ms = 1e3 * (self.mean_s + self.latency_s)
-            return PrefillNeed(math.inf, 0.0, self.mean_s, _out_of_reach(told_ms, alone_ms))
+            terms = {"service_s": self.mean_s, "rho": 0.0, "rate": rate}
+            return Need(rate * self.mean_s / KEEP_UP, terms, _out_of_reach(told_ms, alone_ms))
         why = ""
         chance_of = _erlang_c if pooled else _always_own
         if attainment is None:
@@ -109,7 +134,9 @@ class PrefillQueue:
 
         work = rate * self.mean_s
         engines = _pooled(work, keeps) if pooled else _independent(work, keeps)
-        return PrefillNeed(engines, work / engines if engines else 0.0, self.mean_s, why)
+        rho = work / engines if engines else 0.0
+        engines = work / KEEP_UP if math.isinf(engines) else engines  # no queue is short enough
+        return Need(engines, {"service_s": self.mean_s, "rho": rho, "rate": rate}, why)
 
     def wait_s(self, rho: float, engines: int = 1, chance: float | None = None) -> float:
         """Return the mean wait; `chance`: of waiting at all, which is rho for one engine."""

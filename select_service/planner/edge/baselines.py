@@ -16,11 +16,13 @@ from select_service.planner.core.compatible_sizing import (
     plan_as_they,
     terms_of,
 )
+from select_service.planner.core.decode_sizing import size_decode
 from select_service.planner.core.demand import Forecast, Predictors
 from select_service.planner.core.engine_speed import EngineSpeed, SpeedSettings
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.lengths import Lengths, from_values
-from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.prefill_sizing import size_prefill
+from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.fixed_fleets import (

@@ -18,9 +18,11 @@ from select_service.planner.core.compatible_sizing import (
     plan_as_they,
     terms_of,
 )
+from select_service.planner.core.decode_sizing import size_decode
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
+from select_service.planner.core.prefill_sizing import size_prefill
+from select_service.planner.core.sizing import Goals, Need
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.predictors import make_predictor
 from select_service.planner.edge.sources.trace import TOKENS_MAX

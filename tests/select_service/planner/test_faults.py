@@ -27,13 +27,14 @@ from select_service.planner.core.compatible_sizing import (
     plan_as_they,
     terms_of,
 )
+from select_service.planner.core.decode_sizing import size_decode
 from select_service.planner.core.demand import Demand, Forecast, Predictors
 from select_service.planner.core.fitted import Fitted
 from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.predictor_choice import ForecastModel
-from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.prefill_sizing import PrefillQueue, size_prefill
+from select_service.planner.core.sizing import Goals
 from select_service.planner.edge.baselines import Reference
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile

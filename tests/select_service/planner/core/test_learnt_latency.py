@@ -9,8 +9,8 @@ import pytest
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.engine_speed import BUSY_BASE_S, EngineSpeed
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.sizing import Goals, size_prefill
+from select_service.planner.core.prefill_sizing import PrefillQueue, size_prefill
+from select_service.planner.core.sizing import Goals
 from select_service.planner.types import Load, Moments, Value
 from tests.select_service.planner.core.planned_fleet import Run, model
 from tests.select_service.planner.core.test_engine_speed import known, measured, window

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.planner.core.decode_sizing import BACK, NEAR
+from select_service.planner.core.decode_sizing import BACK, NEAR, size_decode
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.engine_speed import EngineSpeed
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.sizing import Goals, Need, size_decode
+from select_service.planner.core.sizing import Goals, Need
 from select_service.planner.types import Value
 from tests.select_service.planner.core.planned_fleet import SURFACE, Run, model
 from tests.select_service.planner.core.test_engine_speed import known, measured, window

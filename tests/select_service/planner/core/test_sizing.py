@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from select_service.planner.core.decode_sizing import NEAR, decode_need
+from select_service.planner.core.decode_sizing import NEAR, size_decode
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths, from_buckets
-from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
+from select_service.planner.core.prefill_sizing import PrefillQueue, size_prefill
+from select_service.planner.core.sizing import Goals, Need
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
@@ -41,7 +41,7 @@ def test_one_engine_by_the_closed_form() -> None:
     queue = PrefillQueue(SURFACE.prefill, Lengths.single(3000))
     need = queue.need(9.74, 0.5, None, pooled=False)
     assert need.engines == pytest.approx(1.0, abs=1e-3)
-    assert need.rho == pytest.approx(0.898, abs=5e-4)
+    assert need.terms["rho"] == pytest.approx(0.898, abs=5e-4)
     assert math.ceil(queue.need(30.0, 0.5, None, pooled=False).engines) == 4
 
 
@@ -147,15 +147,8 @@ def test_a_few_requests_that_no_engine_is_fast_enough_for_change_nothing_for_the
 
 def test_decode_is_sized_by_the_mix_of_contexts() -> None:
     def engines(lengths: Lengths, attainment: float | None = None) -> float:
-        return decode_need(
-            SURFACE.decode,
-            rate=30.0,
-            lengths=lengths,
-            osl=300.0,
-            itl_ms=20.0,
-            gpus=1,
-            attainment=attainment,
-        ).engines
+        goals = Goals(itl_ms=20.0, attainment=attainment)
+        return size_decode(SURFACE, Forecast(30.0, lengths, 300.0, 1.0), goals, 1.0, gpus=1).engines
 
     by_parts = sum(share * engines(Lengths.single(tokens)) for tokens, share in MIXED.points)
     assert engines(MIXED) == pytest.approx(by_parts)
