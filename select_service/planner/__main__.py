@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
 
 from select_service import interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def _load() -> Callable[[], int]:
-    from select_service.planner import cli
-
-    return cli.main
 
 
 def main() -> int:
     """Load the command, and run it; returns the exit code."""
-    return interrupts.run(_load)
+    return interrupts.run(lambda: import_module("select_service.planner.cli").main)
 
 
 if __name__ == "__main__":

@@ -236,16 +236,12 @@ def _replay(arguments: argparse.Namespace) -> int:
     told = read_section(ReplayedSettings, arguments)
     _expect_writable(told.out)
     question = replay_command.question_of(told)
-    replayed = replay_command.replay(question, print_line=_tell, quiet=told.quiet)
+    replayed = replay_command.replay(question, print_line=complain, quiet=told.quiet)
     if told.json:
         _print(replay_command.brief(replayed))
     if told.out is not None:
         _write(told.out, replay_command.html(replayed, question, arguments.command_line))
     return 0
-
-
-def _tell(line: str) -> None:
-    complain(line)
 
 
 def _profile(arguments: argparse.Namespace) -> int:

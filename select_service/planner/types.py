@@ -37,6 +37,11 @@ Reading: TypeAlias = Value | Idle | Missing
 IDLE: Final = Idle()
 
 
+def number_of(reading: Reading) -> float | None:
+    """Return a reading's value; None: it is idle or missing."""
+    return reading.value if isinstance(reading, Value) else None
+
+
 class Moments(NamedTuple):
     """Sums over what ranks were measured to take: `y` seconds at `x` tokens."""
 

@@ -15,7 +15,7 @@ import msgspec
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot, checked
-from select_service.simulator.trace_lines import fault
+from select_service.simulator.trace_lines import decoded, naming, numbered
 from select_service.simulator.trial_pool import ComputingPool, SnapshotPool, TrialPoolSettings
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 _US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are no longer exact
 _STEPS: Final = 1 << 30
-
-
-class BadArrival(ValueError):
-    """An unreadable line; the text names it."""
 
 
 class InstanceState(msgspec.Struct):
@@ -69,17 +65,13 @@ def read_arrivals(lines: Iterable[bytes]) -> Iterator[Arrival]:
     """Decode arrivals line by line; empty lines are skipped.
 
     Raises:
-        BadArrival: naming the line, from 1.
+        BadTrace: naming the line, from 1.
     """
     decoder = msgspec.json.Decoder(Arrival)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            arrival = decoder.decode(line)
+    for number, line in numbered(lines):
+        arrival = decoded(decoder, line, number)
+        with naming(number):
             _check(arrival)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise BadArrival(fault(error, f"line {number}")) from None
         yield arrival
 
 

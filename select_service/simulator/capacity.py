@@ -213,12 +213,13 @@ def execute(args: Namespace) -> int:
     if options.out is not None:
         write_json(options.out, result)
     if options.report is not None:
-        text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
         body = [
             table(head, rows),
             "<p>Means over seeds ± 95 % of Student's t; one seed has no interval.</p>",
             folded(
-                "Settings", "Of the first search; others differ in policy, seed and load.", text
+                "Settings",
+                "Of the first search; others differ in policy, seed and load.",
+                settings,
             ),
         ]
         title = "select-sim: SLO capacity" if not by_workers else "select-sim: workers for targets"
@@ -317,14 +318,9 @@ def table_of(result: Capacities) -> tuple[list[str], list[list[str]]]:
             row.append(group.text(capacity))
         if is_compared:
             change = None if policy == base else _against(group, groups[base])
-            row.append("-" if change is None else _signed(change))
+            row.append("-" if change is None else change.signed())
         rows.append(row)
     return head, rows
-
-
-def _signed(change: Estimate) -> str:
-    half = "" if change.half is None else f" ±{100 * change.half:.1f}"
-    return f"{100 * change.mean:+z.1f}{half}"
 
 
 def verdict(result: Capacities) -> str:
@@ -385,9 +381,9 @@ def _beside(best: _Group, other: _Group, name: str) -> str:
         return f"{name} no load"
     if abs(gap.mean) <= (gap.half or 0.0):
         if gap.mean or gap.half:
-            told = f"not clearly ahead of {name} ({_signed(gap)} %)"
+            told = f"not clearly ahead of {name} ({gap.signed()} %)"
         else:
             told = f"the same as for {name}"
         return told
     more = " (one seed, so no interval)" if gap.half is None else ""
-    return f"{_signed(gap)} % against {name}{more}"
+    return f"{gap.signed()} % against {name}{more}"

@@ -21,7 +21,7 @@ from select_service.simulator import calibrate as calibrate_command
 from select_service.simulator import capacity as capacity_command
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
-from select_service.simulator.admit import BadArrival, PolicyTrial, read_arrivals
+from select_service.simulator.admit import PolicyTrial, read_arrivals
 from select_service.simulator.command_options import (
     SECTIONS,
     AdmitOptions,
@@ -32,7 +32,7 @@ from select_service.simulator.command_options import (
     add_options,
     admission_policies,
 )
-from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
+from select_service.simulator.gateway_queue import QueueSettings, carry_out
 from select_service.simulator.measured_points import BadResult
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
@@ -235,7 +235,7 @@ def _line_by_line(command: str, outcomes: Iterable[object]) -> int:
         for outcome in outcomes:
             out.write(encode(outcome) + b"\n")
             out.flush()
-    except (BadArrival, BadOperation) as error:
+    except BadTrace as error:
         out.flush()
         complain(f"select-sim {command}: {error}")
         return 1

@@ -281,18 +281,13 @@ def differences(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
             change = found[name]
             mean = estimate([METRICS[name][1](one) for one in groups[base]]).mean
             scale = 1.0 if name == "good" else mean
-            row.append(_signed(change, 100.0 / scale) if scale else "-")
+            row.append(change.signed(100.0 / scale) if scale else "-")
         rows.append(row)
     return head, rows
 
 
 def _label_of_change(name: str) -> str:
     return METRICS[name][0].partition(",")[0] + (", points" if name == "good" else ", %")
-
-
-def _signed(change: Estimate, scale: float) -> str:
-    half = "" if change.half is None else f" ±{change.half * scale:.1f}"
-    return f"{change.mean * scale:+z.1f}{half}"
 
 
 def verdict(runs: Sequence[Measures]) -> str:
@@ -329,7 +324,7 @@ def verdict(runs: Sequence[Measures]) -> str:
             f"({_short(means[second], name)}){limits}."
         )
     if by_slo:
-        told = f"{_signed(Estimate(gap, half), 1e2)} points more than {second}"
+        told = f"{Estimate(gap, half).signed()} points more than {second}"
     else:
         told = f"the TTFT p90 is {_percent(gap, half, means[second])} below that of {second}"
     more = "" if interval is None else f" ({interval})"

@@ -23,7 +23,7 @@ from select_service.core.admission.gaie_legacy import (
 from select_service.core.admission.policy_api import InstanceSnapshot
 from select_service.core.admission.slo_shed import ceilings
 from select_service.simulator.admit import InstanceState
-from select_service.simulator.trace_lines import fault
+from select_service.simulator.trace_lines import decoded, naming, numbered
 from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
@@ -184,10 +184,6 @@ def saturation_of(settings: QueueSettings, snapshots: Sequence[InstanceState]) -
     return float(np.sum(pool.in_flight)) / (pool.instances * settings.max_concurrency)
 
 
-class BadOperation(ValueError):
-    """An unreadable line; the text names it."""
-
-
 class Operation(msgspec.Struct, kw_only=True):
     """One line of input, with the fields of its operation. Other fields are skipped."""
 
@@ -204,16 +200,14 @@ def carry_out(settings: QueueSettings, lines: Iterable[bytes]) -> Iterator[dict[
     """Yield each operation with its outcome, in order; empty lines are skipped.
 
     Raises:
-        BadOperation: naming the line, from 1.
+        BadTrace: naming the line, from 1.
     """
     queue, decoder = GatewayQueue(settings), msgspec.json.Decoder(Operation)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            yield _carry_out(queue, decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise BadOperation(fault(error, f"line {number}")) from None
+    for number, line in numbered(lines):
+        one = decoded(decoder, line, number)
+        with naming(number):
+            outcome = _carry_out(queue, one)
+        yield outcome
 
 
 def _carry_out(queue: GatewayQueue, one: Operation) -> dict[str, object]:

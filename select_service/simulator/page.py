@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from select_service.simulator.plots import FILLS, sample
 
 if TYPE_CHECKING:
@@ -69,11 +71,14 @@ def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = 
     )
 
 
-def folded(title: str, told: str, settings: str) -> str:
-    """Return a section that a reader unfolds: long settings, and a sentence about them."""
+def folded(title: str, told: str, content: object) -> str:
+    """Return a section that a reader unfolds: a sentence, and long text, or settings as JSON."""
+    text = content
+    if not isinstance(text, str):
+        text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
     return (
         f"<details><summary><h2>{escape(title)}</h2></summary><p>{escape(told)}</p>"
-        f"<pre>{escape(settings)}</pre></details>"
+        f"<pre>{escape(text)}</pre></details>"
     )
 
 

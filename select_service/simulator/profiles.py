@@ -1,9 +1,8 @@
 """The planner's profiling results in a directory, as times of engines: read, and written.
 
-The same files in the same order as the planner: each half as NPZ, else as JSON. Only numbers are
-read; a pickle in an NPZ is refused. Written as JSON, with the formula that was fitted beside it:
-the planner's arrays have the fixed cost of a step in both halves, which counts it twice where
-prompts are computed beside answers.
+Each half is read as NPZ, else as JSON; only numbers are, and a pickle in an NPZ is refused. Written
+as JSON, with the formula that was fitted beside it: the planner's arrays have the fixed cost of a
+step in both halves, which counts it twice where prompts are computed beside answers.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def read_profile(directory: Path) -> ProfileLatency:
         OSError: a half is missing, or cannot be opened.
         ValueError: naming the file, or the directory if its two halves do not fit together.
     """
-    halves = [_arrays(directory, half) for half in ("prefill", "decode")]
+    halves = [read_arrays(directory, half)[0] for half in ("prefill", "decode")]
     try:
         return ProfileLatency(*halves)
     except KeyError as missing:
@@ -75,15 +74,21 @@ def read_formula(directory: Path) -> dict[str, float] | None:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _arrays(directory: Path, half: str) -> dict[str, Any]:
+def read_arrays(directory: Path, half: str) -> tuple[dict[str, Any], Path]:
+    """Return the arrays of one half by name, and the file they are from; NPZ precedes JSON.
+
+    Raises:
+        OSError: there is neither, or it cannot be opened.
+        ValueError: naming the file.
+    """
     npz, plain = directory / _NPZ.format(half), directory / _JSON.format(half)
     path = npz if npz.is_file() else plain
     if not path.is_file():
         raise FileNotFoundError(f"no {half} profile: neither {npz} nor {plain} is there")
     try:
         if path is npz:
-            return _from_npz(path)
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            return _from_npz(path), path
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), path
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -94,7 +99,7 @@ def _from_npz(path: Path) -> dict[str, Any]:
         for name in archive.namelist():
             with archive.open(name) as member:
                 array = np.lib.format.read_array(member, allow_pickle=False)
-            found[name.removesuffix(".npy")] = array.ravel().tolist()
+            found[name.removesuffix(".npy")] = array
     return found
 
 

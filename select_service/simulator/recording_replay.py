@@ -1,8 +1,8 @@
 """Repeats a recording: are its decisions the same, and what would other weights have done?
 
-Every decision is made by the real code from its recorded inputs (`core/stage.py`), with other
-weights from the same inputs. This is open-loop: loads, caches and candidates stay as recorded,
-whatever the other weights would have made of them. `replay_findings.py` holds the results.
+Every decision is made by the real code from its recorded inputs (`core/decision_replay.py`), with
+other weights from the same inputs. This is open-loop: loads, caches and candidates stay as
+recorded, whatever the other weights would have made of them. `replay_findings.py` holds the results.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ class _Player:
         self._changes = changes
         self._is_meant = scope
         self._examples_max = examples
-        self._examples: list[ReplayDifference] = []
         self._stages: dict[int, DecisionReplay] = {}
         self._recorded_file: RecordedFile | None = None
         self._clock, self._course = Clock(), TimeSeries()
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
-        self._isl_tokens = self._changed = self._compared = self._moved = 0
-        self._in_session = 0
+        self._isl_tokens = 0
+        if changes:
+            self.told.what_if = WhatIf(changes)
         self._as_was: WeightsFor
         self._other: WeightsFor | None = None
 
@@ -290,8 +290,10 @@ class _Player:
     def _compare(
         self, path: Path, house: House, item: Decided, again: ReplayChoice, other: ReplayChoice
     ) -> None:
-        self._compared += 1
-        self._in_session += item.in_session
+        what_if = self.told.what_if
+        assert what_if is not None, "there are other weights"
+        what_if.decisions += 1
+        what_if.in_session += item.in_session
         isl = item.prompt.isl_tokens
         self._then.note(house, again)
         if other.rank is not None:
@@ -303,10 +305,10 @@ class _Player:
         part.prefill_tokens_recorded += again.prefill_tokens or 0
         part.prefill_tokens += other.prefill_tokens or 0
         if other.where != again.where:
-            self._changed += 1
+            what_if.changed += 1
             part.changed += 1
-            if len(self._examples) < self._examples_max:
-                self._examples.append(self._difference(path, house, item, again, other))
+            if len(what_if.examples) < self._examples_max:
+                what_if.examples.append(self._difference(path, house, item, again, other))
 
     def _count(self, choice: ReplayChoice) -> None:
         told = self.told
@@ -360,11 +362,12 @@ class _Player:
             if told.first_difference is None:
                 there = made.planned.get(number)
                 told.first_difference = self._moved_member(path, house, item, number, rank, there)
-        if self._other is not None:
+        if self._other is not None and told.what_if is not None:
             other = decision_replay.plan(
                 item, self._other, lambda step: RecordedRandom(step.draws, seed)
             )
-            self._moved += sum(
+            told.what_if.wave_members += len(item.members)
+            told.what_if.wave_members_moved += sum(
                 other.planned.get(number) != rank for number, rank in made.planned.items()
             )
 
@@ -409,30 +412,25 @@ class _Player:
             why = _why_incomplete(recorded_file, damaged.get(number))
             if why is not None:
                 told.missing.append(RecordingGap(name, why))
-        if self._changes:
-            then, now, isl = self._then, self._now, self._isl_tokens
-            told.what_if = WhatIf(
-                weights=self._changes,
-                decisions=self._compared,
-                changed=self._changed,
-                agreement=1.0 - self._changed / self._compared if self._compared else 1.0,
-                prefill_tokens_recorded=then.total,
-                prefill_tokens=now.total,
-                cached_tokens_recorded=isl - then.total,
-                cached_tokens=isl - now.total,
-                spread_recorded=then.spread(self._ranks),
-                spread=now.spread(self._ranks),
-                in_session=self._in_session,
-                wave_members=told.wave_members,
-                wave_members_moved=self._moved,
-                examples=self._examples,
-                ranks=[_rank_work(at, then, now) for at in then.among(self._ranks)],
-                sizes=[
-                    (size, then.sizes.get(size, 0), now.sizes.get(size, 0))
-                    for size in sorted(then.sizes.keys() | now.sizes.keys())
-                ],
-            )
+        if told.what_if is not None:
+            self._conclude(told.what_if)
         return told
+
+    def _conclude(self, what_if: WhatIf) -> None:
+        """Add what follows from all that was compared."""
+        then, now = self._then, self._now
+        if what_if.decisions:
+            what_if.agreement = 1.0 - what_if.changed / what_if.decisions
+        what_if.prefill_tokens_recorded, what_if.prefill_tokens = then.total, now.total
+        what_if.cached_tokens_recorded = self._isl_tokens - then.total
+        what_if.cached_tokens = self._isl_tokens - now.total
+        what_if.spread_recorded = then.spread(self._ranks)
+        what_if.spread = now.spread(self._ranks)
+        what_if.ranks = [_rank_work(at, then, now) for at in then.among(self._ranks)]
+        what_if.sizes = [
+            (size, then.sizes.get(size, 0), now.sizes.get(size, 0))
+            for size in sorted(then.sizes.keys() | now.sizes.keys())
+        ]
 
 
 def _why_incomplete(recorded_file: RecordedFile, damage: DamagedFile | None) -> str | None:

@@ -73,15 +73,15 @@ class WhatIf(Struct):
     """The choices of other weights, one decision at a time."""
 
     weights: dict[str, object]
-    decisions: int  # that were placed, without waves and refusals
-    changed: int
-    agreement: float
-    prefill_tokens_recorded: int
-    prefill_tokens: int
-    cached_tokens_recorded: int
-    cached_tokens: int
-    spread_recorded: Spread | None
-    spread: Spread | None
+    decisions: int = 0  # that were placed, without waves and refusals
+    changed: int = 0
+    agreement: float = 1.0
+    prefill_tokens_recorded: int = 0
+    prefill_tokens: int = 0
+    cached_tokens_recorded: int = 0
+    cached_tokens: int = 0
+    spread_recorded: Spread | None = None
+    spread: Spread | None = None
     # decisions that went to their session's rank, where no other was considered
     in_session: int = 0
     wave_members: int = 0

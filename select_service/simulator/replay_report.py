@@ -56,7 +56,7 @@ def html_of(told: ReplayResult, command_line: str = "") -> str:
     if told.what_if is not None:
         body += _what_if(told.what_if, told.course)
     about = "In force when the first file began. Every decision is made again with those it met."
-    body.append(folded("Settings", about, _json(told.config)))
+    body.append(folded("Settings", about, told.config))
     return page(_title(told), body, verdict=_verdict(told), command_line=command_line)
 
 
@@ -82,10 +82,6 @@ def _title(told: ReplayResult) -> str:
 
 def _weights(told: WhatIf) -> str:
     return ", ".join(f"{name}={value}" for name, value in told.weights.items())
-
-
-def _json(one: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(one), indent=2).decode()
 
 
 def _summary(told: ReplayResult) -> str:

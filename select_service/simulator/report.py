@@ -6,8 +6,6 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from select_service.simulator.comparison import Comparison, by_policy, differences, legend, verdict
 from select_service.simulator.comparison import table as told
 from select_service.simulator.page import figure, folded, key, page, table
@@ -24,7 +22,6 @@ def html_of(result: Comparison, command_line: str = "") -> str:
     """Return the whole page."""
     groups = by_policy(result.runs)
     settings = result.settings
-    text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
     what = settings.trace.path if settings.trace else _named(one.kind for one in settings.workloads)
     body = [
         f"<p>{escape(_summary(result, groups))}</p>",
@@ -40,7 +37,7 @@ def html_of(result: Comparison, command_line: str = "") -> str:
         *_reasons(groups),
         "<h2>Ends</h2>",
         table(["policy", "end", "requests"], _ends(groups)),
-        folded("Settings", "Of the first run; others differ in policy and seed.", text),
+        folded("Settings", "Of the first run; others differ in policy and seed.", settings),
     ]
     title = f"select-sim: {_named(groups)} on {what}"
     return page(title, body, verdict=verdict(result.runs), command_line=command_line)

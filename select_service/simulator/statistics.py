@@ -59,6 +59,11 @@ class Estimate(NamedTuple):
         mean = f"{self.mean * scale:z.{digits}f}"  # z: what rounds to nothing has no sign
         return mean if self.half is None else f"{mean} ±{self.half * scale:.{digits}f}"
 
+    def signed(self, scale: float = 100.0) -> str:
+        """Format a difference, by default of shares as percentages."""
+        half = "" if self.half is None else f" ±{self.half * scale:.1f}"
+        return f"{self.mean * scale:+z.1f}{half}"
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of at least one value, and half of its 95 % interval."""

@@ -208,7 +208,6 @@ def _page(
     command_line: str,
 ) -> str:
     """Return an HTML page: the table, and plots of each further aim against the first."""
-    text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
     kinds = {
         "on the front": [one for one in candidates if one.is_on_front],
         "beaten": [one for one in candidates if not one.is_on_front],
@@ -237,7 +236,7 @@ def _page(
         "interval is no finding.</p>",
         key(kinds),
         *map(figure, plots),
-        folded("Settings", "Of all but what is varied.", text),
+        folded("Settings", "Of all but what is varied.", settings),
     ]
     best = min(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
     label, _, scale, digits = METRICS[aims[0]]

@@ -1,8 +1,9 @@
-"""Lines of recorded traffic: read one by one, and named by their number where one is wrong."""
+"""Lines of JSON: read one by one, and named by their number where one is wrong."""
 
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -32,9 +33,20 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
     Raises:
         BadTrace: it is not of this form.
     """
-    try:
+    with naming(number):
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+
+
+@contextmanager
+def naming(number: int) -> Iterator[None]:
+    """Let an error of a line name it.
+
+    Raises:
+        BadTrace: instead of that error.
+    """
+    try:
+        yield
+    except (msgspec.DecodeError, ValueError) as error:
         raise BadTrace(fault(error, f"line {number}")) from None
 
 

@@ -21,7 +21,7 @@ from select_service.planner.core.lumps import Lumps
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
 from select_service.planner.core.recurrence import RECURRING, WINDOW
 from select_service.planner.core.warm_up import whole_bins
-from select_service.planner.types import Idle, Missing, Value
+from select_service.planner.types import Idle, Missing, Value, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.parts import Parts
     from select_service.planner.core.prediction import Predictor
     from select_service.planner.core.warm_up import TracedRequest
-    from select_service.planner.types import Reading, Window
+    from select_service.planner.types import Window
 
 HISTORY_MAX: Final = WINDOW
 """Intervals that survive a restart: as many as periods are searched in, three days of three-minute
@@ -209,11 +209,11 @@ class Demand:
         if isinstance(requests, Idle) or not requests.value:
             self._learn(Interval(0.0, None, None))
             return ["idle: lengths are held"]
-        isl, osl = _number(window.isl), _number(window.osl)
+        isl, osl = number_of(window.isl), number_of(window.osl)
         scale = interval_s / window.seconds if interval_s and window.seconds > 0 else 1.0
         self._learn(Interval(scale * requests.value, isl, osl, parts))
         self._blend(window.isl_mix)
-        effective = _number(window.effective_isl)
+        effective = number_of(window.effective_isl)
         if isl and effective is not None:
             share = min(max(effective / isl, 1.0 - CACHED_MOST), 1.0)
             self.computed += _WEIGHT * (share - self.computed)
@@ -384,7 +384,3 @@ class Demand:
     def _note(self, one: Interval) -> None:
         self.history.append(one)
         del self.history[:-HISTORY_MAX]
-
-
-def _number(reading: Reading) -> float | None:
-    return reading.value if isinstance(reading, Value) else None

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.catch_up import COUNT_S, deviations, is_surge
 from select_service.planner.core.forecast_errors import EXACT
-from select_service.planner.types import Value
+from select_service.planner.types import number_of
 
 if TYPE_CHECKING:
     from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.surface import Surface
-    from select_service.planner.types import Load, Reading
+    from select_service.planner.types import Load
 
 RECOVERY_S: Final = 60.0
 """The time in which a queue is to be worked off."""
@@ -143,7 +143,7 @@ class QueueMonitor:
             arriving: requests per second, as last counted; None: not counted.
             units: what those that compute are called.
         """
-        tokens = _known(load.prefill_backlog_tokens)
+        tokens = number_of(load.prefill_backlog_tokens)
         if tokens is None or isl <= 0:
             self._growth.forget()
             return None
@@ -176,7 +176,7 @@ class QueueMonitor:
         units: str = "engine",
     ) -> Surge | None:
         """Return the surge shown by live requests; None: they keep the ITL, or are unknown."""
-        live, context = _known(load.concurrency), _known(load.context_tokens)
+        live, context = number_of(load.concurrency), number_of(load.context_tokens)
         if live is None or not context or osl <= 0:
             self._growth.forget()
             return None
@@ -212,7 +212,3 @@ def rate_ended(surface: Surface, live: float, context: float, *, osl: float, eng
     if full is not None:
         running = min(running, full.concurrency)  # the others wait for room
     return engines * running / (osl * surface.decode.itl_ms(running, context) / 1e3)
-
-
-def _known(reading: Reading) -> float | None:
-    return reading.value if isinstance(reading, Value) else None

@@ -32,20 +32,21 @@ from select_service.planner.edge.fixed_fleets import (
     engines_of_use,
 )
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, TraceReplay
-from select_service.planner.types import Load, PoolKey, PoolState, Value, Window
+from select_service.planner.edge.trace_replay import (
+    DECODE,
+    KEY,
+    PREFILL,
+    ScalingPolicy,
+    TraceReplay,
+)
+from select_service.planner.types import Load, PoolKey, Value, Window, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
-    from select_service.planner.edge.trace_replay import (
-        Fleet,
-        ReplaySettings,
-        Result,
-        ScalingPolicy,
-    )
+    from select_service.planner.edge.trace_replay import Fleet, ReplaySettings, Result, States
 
 SIMULATIONS: Final = 32
 """As many as finding the best fixed fleet, the oracle's plan and the frontier takes. A trace with
@@ -53,7 +54,6 @@ which so many are beyond the budget is searched in its busiest part first."""
 _SEARCHED: Final = 4
 """The search has a part like this of what may be simulated, however long playing takes."""
 _BUSY: Final = 0.7  # utilization a reactive scaler aims for
-States = dict[PoolKey, PoolState]
 
 
 class Ours:
@@ -83,11 +83,11 @@ class Ours:
         model.warm_up(settings.warmup, settings.interval_s)
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+        """See ScalingPolicy."""
         return _counts(self._fleet.slow({KEY: window}, states, now))
 
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+        """See ScalingPolicy."""
         return _counts(self._fleet.fast({KEY: load}, states, now))
 
 
@@ -99,7 +99,7 @@ def _counts(decision: object) -> dict[PoolKey, int]:
     return {one.pool: one.replicas for one in decision.targets}  # type: ignore[attr-defined]
 
 
-class Reference:
+class Reference(ScalingPolicy):
     """The reference's formulas on its own look-ups, with its corrections."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Reference:
         )
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+        """See ScalingPolicy."""
         measured = [_zero(window, name) for name in ("requests", "isl", "osl")]
         for predictor, value in zip(self._predictors, measured, strict=True):
             predictor.add(value)
@@ -142,17 +142,12 @@ class Reference:
         plan = plan_as_they(terms_of(self._lookup, demand, self._limits), self._limits)
         return {PREFILL: plan.num_p, DECODE: plan.num_d}
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """Do nothing: the reference has no fast loop."""
-        return {}
-
 
 _NEEDED: Final = ("isl", "osl", "ttft_ms", "itl_ms", "request_s")
 
 
 def _zero(window: Window, name: str) -> float:
-    reading = getattr(window, name)
-    return reading.value if isinstance(reading, Value) else 0.0
+    return number_of(getattr(window, name)) or 0.0
 
 
 class Ceiling:
@@ -174,7 +169,7 @@ class Ceiling:
         return share_out(needs, self._gpus_max)
 
 
-class Reactive:
+class Reactive(ScalingPolicy):
     """Keeps the measured load at 70 % of capacity, without forecasts.
 
     Like horizontal autoscalers: up at once, down after five minutes of less load.
@@ -189,7 +184,7 @@ class Reactive:
         self._wanted: list[tuple[float, int, int]] = []
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+        """See ScalingPolicy."""
         if not (isinstance(window.requests, Value) and isinstance(window.isl, Value)):
             return {}
         rate = window.requests.value / window.seconds
@@ -203,10 +198,6 @@ class Reactive:
         return self._ceiling.below(
             max(one[1] for one in self._wanted), max(one[2] for one in self._wanted)
         )
-
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """Do nothing: it acts once per interval."""
-        return {}
 
 
 class Contest:
@@ -338,14 +329,12 @@ class Oracle:
         counts = self._at(0.0)
         return counts[PREFILL], counts[DECODE]
 
-    def slow(
-        self, window: Window, states: dict[PoolKey, PoolState], now: float
-    ) -> dict[PoolKey, int]:
-        """See Policy."""
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
+        """See ScalingPolicy."""
         return self._at(now)
 
-    def fast(self, load: Load, states: dict[PoolKey, PoolState], now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
+        """See ScalingPolicy."""
         return self._at(now)
 
     def repair(self, late: Mapping[str, Sequence[float]], spare: float) -> bool:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.surface import surface_of
+from select_service.planner.edge.trace_replay import ScalingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
         Fleet,
         ReplaySettings,
         Result,
-        ScalingPolicy,
+        States,
         TraceReplay,
     )
-    from select_service.planner.types import Load, PoolKey, PoolState, Window
+    from select_service.planner.types import PoolKey, Window
 
 TARGET: Final = 0.99
 """Share of requests in time where the settings promise none."""
@@ -63,20 +64,14 @@ class FixedPoint(NamedTuple):
     attainment: float
 
 
-class _Unchanged:
+class _Unchanged(ScalingPolicy):
     """Scales nothing."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.name = f"static ({fleet[0]} + {fleet[1]})"
 
-    def slow(
-        self, window: Window, states: dict[PoolKey, PoolState], now: float
-    ) -> dict[PoolKey, int]:
-        """See Policy."""
-        return {}
-
-    def fast(self, load: Load, states: dict[PoolKey, PoolState], now: float) -> dict[PoolKey, int]:
-        """See Policy."""
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
+        """See ScalingPolicy."""
         return {}
 
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import Missing, PoolState, Target, Value
+from select_service.planner.types import Missing, PoolState, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -374,12 +374,6 @@ class Loop:
         for one in (self.lease, self.source, self.retiring, self.connector):
             if one is not None:
                 await one.close()
-
-
-def measured(seen: Window | Load, name: str) -> float | None:
-    """Return one reading as a number, for a gauge; None: it is none."""
-    reading = getattr(seen, name)
-    return reading.value if isinstance(reading, Value) else None
 
 
 def _next(at: float, period: float, now: float) -> float:

@@ -9,9 +9,8 @@ from typing_extensions import override
 
 from select_service.metric_rows import MetricRow, MetricTable, table, total, value
 from select_service.planner.edge.connectors.virtual import VirtualConnector
-from select_service.planner.edge.loop import measured
 from select_service.planner.edge.sources.selector import SelectorSource
-from select_service.planner.types import Idle
+from select_service.planner.types import Idle, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +86,7 @@ def _observed(one: _Model) -> dict[str, float]:
     """Return what is known of the last interval."""
     if one.window is None:
         return {}
-    found = {name: measured(one.window, name) for name in _OBSERVED}
+    found = {name: number_of(getattr(one.window, name)) for name in _OBSERVED}
     if isinstance(one.window.requests, Idle):
         found["requests"] = 0.0  # a number; lengths and times that nobody had are none
     return {name: number for name, number in found.items() if number is not None}
@@ -98,7 +97,7 @@ def _looked(one: _Model) -> dict[str, float]:
     if one.load is None:
         return {}
     names = ("prefill_backlog_tokens", "concurrency")
-    numbers = {name: measured(one.load, name) for name in names}
+    numbers = {name: number_of(getattr(one.load, name)) for name in names}
     found = {name: number for name, number in numbers.items() if number is not None}
     if one.model.arrivals_per_s is not None:
         found["arrivals_per_s"] = one.model.arrivals_per_s

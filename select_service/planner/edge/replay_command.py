@@ -353,16 +353,15 @@ def _alike(one: Result, other: Result) -> bool:
     )
 
 
-def _told(question: ReplayQuestion) -> str:
-    """Return the settings as JSON, without the history that forecasts begin with."""
+def _told(question: ReplayQuestion) -> dict[str, object]:
+    """Return the settings, without the history that forecasts begin with."""
     settings = msgspec.to_builtins(question.settings)
     settings["warmup"] = f"{len(question.settings.warmup)} intervals"
-    told = {
+    return {
         "settings": settings,
         "predictors": msgspec.to_builtins(question.tunings),
         "max_gpu_budget": question.gpus_max,
     }
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
 
 
 def _hours(one: Result) -> float:

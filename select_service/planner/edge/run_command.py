@@ -31,7 +31,7 @@ from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.kube import Kube
 from select_service.planner.edge.leases.file_lease import FileLease, model_locks
 from select_service.planner.edge.leases.kubernetes_lease import KubeLease
-from select_service.planner.edge.leases.lease import NoLease, duration_of
+from select_service.planner.edge.leases.lease import duration_of
 from select_service.planner.edge.leases.ray_lease import RayLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import predictor_settings
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from select_service.planner.settings import RunSettings
     from select_service.planner.types import PoolKey, Role
 
-_ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 _NO_SPEED: Final = (
     "this source does not tell what selectors measured; --metrics-source selector does, and "
     "--prometheus-names selector, or a file with prefill_moments and itl_moments"
@@ -210,16 +209,28 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
         return read_targets(settings.targets)
     if settings.model_name is None:
         raise SettingsError("--targets or --model-name is needed")
+    roles: dict[Role, tuple[int, str]] = {
+        "prefill": (settings.prefill_engine_num_gpu, settings.prefill_resource),
+        "decode": (settings.decode_engine_num_gpu, settings.decode_resource),
+    }
     return [
-        single_model(
-            settings.model_name,
-            settings.tenant_id,
-            str(settings.profile_results_dir or ""),
-            resources=(settings.prefill_resource, settings.decode_resource),
-            gpus=(settings.prefill_engine_num_gpu, settings.decode_engine_num_gpu),
-            endpoints_min=settings.min_endpoint,
-            start_s=settings.start_time,
-            goals=(settings.ttft, settings.itl, settings.attainment),
+        ModelSettings(
+            model_name=settings.model_name,
+            tenant_id=settings.tenant_id,
+            profile_results_dir=str(settings.profile_results_dir or ""),
+            ttft_ms=settings.ttft,
+            itl_ms=settings.itl,
+            attainment=settings.attainment,
+            pools=[
+                PoolTarget(
+                    role=role,
+                    gpus=gpus,
+                    replicas_min=settings.min_endpoint,
+                    start_s=settings.start_time,
+                    resource=resource,
+                )
+                for role, (gpus, resource) in roles.items()
+            ],
         )
     ]
 
@@ -319,7 +330,7 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
         locks += model_locks(keys, settings.lease_name, state_dir=settings.state_dir)
     names = ", ".join(str(one.key) for one in models)
     whose = f"process {os.getpid()}, port {settings.port}, {names}"
-    return FileLease(*locks, whose=whose) if locks else NoLease()
+    return FileLease(*locks, whose=whose)
 
 
 def _source(settings: RunSettings) -> TrafficSource:
@@ -441,36 +452,3 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     addresses = SelectorAddresses(settings.selector, settings.selector_lookup_interval)
     selectors = SelectorFleet(settings.selector, token, addresses)
     return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
-
-
-def single_model(
-    model_name: str,
-    tenant_id: str,
-    profile: str,
-    *,
-    resources: tuple[str, str],
-    gpus: tuple[int, int],
-    endpoints_min: int,
-    start_s: float,
-    goals: tuple[float, float, float | None],
-) -> ModelSettings:
-    """Return the settings of one model with a prefill and a decode pool."""
-    ttft_ms, itl_ms, attainment = goals
-    return ModelSettings(
-        model_name=model_name,
-        tenant_id=tenant_id,
-        profile_results_dir=profile,
-        ttft_ms=ttft_ms,
-        itl_ms=itl_ms,
-        attainment=attainment,
-        pools=[
-            PoolTarget(
-                role=role,
-                gpus=cost,
-                replicas_min=endpoints_min,
-                start_s=start_s,
-                resource=resource,
-            )
-            for role, cost, resource in zip(_ROLES, gpus, resources, strict=True)
-        ],
-    )

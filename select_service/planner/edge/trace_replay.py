@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     Fleet: TypeAlias = tuple[int, int]
     """Prefill and decode engines."""
+    States: TypeAlias = dict[PoolKey, PoolState]
 
 __all__ = ["DECODE", "KEY", "PREFILL", "ReplaySettings", "Result", "ScalingPolicy", "TraceReplay"]
 
@@ -92,13 +93,12 @@ class ScalingPolicy(Protocol):
 
     name: str
 
-    def slow(
-        self, window: Window, states: dict[PoolKey, PoolState], now: float
-    ) -> dict[PoolKey, int]:
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """Return replicas after an interval; an omitted pool keeps its count."""
 
-    def fast(self, load: Load, states: dict[PoolKey, PoolState], now: float) -> dict[PoolKey, int]:
-        """Return replicas for the current load."""
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
+        """Return replicas for the current load; most policies act once per interval only."""
+        return {}
 
 
 @dataclass(slots=True)

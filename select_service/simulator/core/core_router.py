@@ -33,7 +33,6 @@ from select_service.types import (
     SelectAndReserveRequest,
     Selection,
     SelectPairRequest,
-    TrustSettings,
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
@@ -62,11 +61,9 @@ class CoreSettings:
 
     config: RouterConfig = field(default_factory=RouterConfig)
     admission: AdmissionSettings | None = None
-    trust: TrustSettings | None = None
     replicas: int = 1
     sync_delay_s: float = 0.005
     session_ttl_s: float = 0.0  # 0: sessions have no worker of their own
-    decision_ring: int = 0  # records of decisions cost time, and are not read here
     kv_events: KvEvents = "engine"  # otherwise workers send none
 
 
@@ -114,12 +111,11 @@ class _Replica:
             rng,
             limits=CoreLimits(
                 reservation_ttl_s=0.0,
-                decision_ring=settings.decision_ring,
+                decision_ring=0,  # records of decisions cost time, and are not read here
                 session_ttl_s=settings.session_ttl_s,
             ),
             life=ProcessLife(self.router_id),
             admission=settings.admission,
-            trust=settings.trust,
         )
         self.core.lifecycle.show_hashes = _shown_to_nobody
         self.inbox: deque[tuple[float, str, ReplicaMessage]] = deque()

@@ -154,12 +154,13 @@ class DecisionReplay:
             return slice(0, told)
         return slots_of(told, self.capacity)
 
-    def _show(
+    def show(
         self,
         found: RecordedMatches | None,
         shared: list[tuple[int, bytes]] | None,
         trust: bytes | None,
     ) -> None:
+        """Answer with these matches, slots of booked beginnings and trust from now on."""
         self._index.found = matches(found, self.capacity)
         self.partition.kv_sources = None
         if found is not None and found.pulls is not None:
@@ -174,6 +175,12 @@ class DecisionReplay:
         self._trust.column = None if trust is None else np.frombuffer(trust)[: self.capacity]
         if self._trust.column is not None and len(self._trust.column) < self.capacity:
             raise BadRecording("trust in fewer ranks than there are")
+
+    def set_loads(self, step: Step) -> None:
+        """Carry the loads of a wave's step from now on."""
+        self._ledger.load(step.load.whole)
+        requests = _whole(step.requests.whole, self.capacity)
+        self._ledger.loads.requests[:] = np.frombuffer(requests, dtype=np.int64)
 
     # -- one decision --------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class DecisionReplay:
         if item.refused is not None or item.rows is None:
             return ReplayChoice("refused", None, code=item.refused or "")
         self._ledger.load(item.load.whole)
-        self._show(item.found, item.shared, None if item.trust is None else item.trust.whole)
+        self.show(item.found, item.shared, None if item.trust is None else item.trust.whole)
         prompt, rows = _prompt(item.prompt), self.rows(item.rows)
         if item.pair is not None:
             return self._pair(item, asked, prompt, weights, rng)
@@ -300,7 +307,6 @@ class DecisionReplay:
             weights: of a member, from the recorded ones and its options.
             rng: replays the recorded draws of a step.
         """
-        guide = _Guide(self, wave)
         members = []
         for one in wave.members:
             if not 0 <= one.prompt < len(wave.prompts):
@@ -318,80 +324,60 @@ class DecisionReplay:
         if not recorded.keys() <= {one.number for one in wave.members}:
             raise BadRecording("a slot without a rank")
         if wave.steps:
-            made = guide.plan(members, wave, rng)
+            self._ledger.sequence_blocks = wave.sequence_blocks
+            made = _RecordedPlan(self, wave, members, rng)
+            made.next_step()
             for piece in made.planned_ranks():
                 planned |= {
                     fleet_worker.member.number: self._planned_at(fleet_worker.slot)
                     for fleet_worker in piece
                 }
                 if piece:
-                    guide.next()
+                    made.next_step()
         return SlotTables(recorded, planned)
 
 
-class _Guide:
-    """Leads a plan through the recorded steps."""
+class _RecordedPlan(BatchPlan):
+    """A plan that is led through the recorded steps."""
 
-    def __init__(self, decision_replay: DecisionReplay, wave: Wave) -> None:
-        self._decision_replay = decision_replay
+    def __init__(
+        self,
+        replay: DecisionReplay,
+        wave: Wave,
+        members: list[BatchMember],
+        rng: Callable[[Step], random.Random],
+    ) -> None:
+        super().__init__(
+            replay.partition,
+            members,
+            load_limit=wave.load_limit,
+            keep_together=wave.keep_together,
+            now=wave.planned_at,
+            rng=cast("random.Random", None),  # each step has its own
+        )
+        self._replay = replay
+        self._rng_of = rng
         self._steps = iter(wave.steps)
         self._looked = {
             number: (found, shared, None if trust is None else trust.whole)
             for step in wave.steps
             for number, found, shared, trust in step.looked
         }
-        self._rng: Callable[[Step], random.Random] | None = None
-        self._plan: _Guided | None = None
 
-    def plan(
-        self, members: list[BatchMember], wave: Wave, rng: Callable[[Step], random.Random]
-    ) -> BatchPlan:
-        """Return the plan, ready for its first step."""
-        self._rng = rng
-        self._decision_replay._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
-        self._plan = _Guided(
-            self._decision_replay.partition,
-            members,
-            load_limit=wave.load_limit,
-            keep_together=wave.keep_together,
-            now=wave.planned_at,
-            rng=cast("random.Random", None),
-        )
-        self._plan.look = self.look
-        self.next()
-        return self._plan
-
-    def next(self) -> None:
+    def next_step(self) -> None:
         """Set the loads of the next step; a plan with more steps keeps those of the last."""
         step = next(self._steps, None)
         if step is None:
             return
-        decision_replay, ledger = self._decision_replay, self._decision_replay._ledger  # noqa: SLF001 - its own
-        ledger.load(step.load.whole)
-        requests = _whole(step.requests.whole, decision_replay.capacity)
-        ledger.loads.requests[:] = np.frombuffer(requests, dtype=np.int64)
-        assert self._plan is not None
-        assert self._rng is not None
-        self._plan.draw_from(self._rng(step))
+        self._replay.set_loads(step)
+        self._rng = self._rng_of(step)
 
-    def look(self, member: BatchMember) -> None:
-        """Set the recorded matches of this member."""
+    def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
+        """Price a member by its recorded matches."""
         told = self._looked.get(member.number)
         if told is None:
             raise BadRecording(f"nobody looked up the prompt of member {member.number}")
-        self._decision_replay._show(*told)  # noqa: SLF001 - its own
-
-
-class _Guided(BatchPlan):
-    """A plan that is led by a guide."""
-
-    look: Callable[[BatchMember], None]
-
-    def draw_from(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
-        self.look(member)
+        self._replay.show(*told)
         return super()._price(member)
 
 

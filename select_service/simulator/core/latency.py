@@ -141,8 +141,8 @@ class ProfileLatency:
             KeyError: an array is missing.
             ValueError: arrays do not fit together.
         """
-        isl = np.atleast_1d(np.asarray(prefill["prefill_isl"], dtype=np.float64))
-        ttft = np.atleast_1d(np.asarray(prefill["prefill_ttft"], dtype=np.float64))
+        isl = np.ravel(np.asarray(prefill["prefill_isl"], dtype=np.float64))
+        ttft = np.ravel(np.asarray(prefill["prefill_ttft"], dtype=np.float64))
         if isl.shape != ttft.shape or not len(isl):
             raise ValueError("prefill_isl and prefill_ttft must have the same length, at least 1")
         _expect_finite(prefill_isl=isl, prefill_ttft=ttft)
@@ -151,7 +151,7 @@ class ProfileLatency:
         self._isl: list[float] = [0.0, *isl[order].tolist()]
         self._ttft: list[float] = [0.0, *rising.tolist()]
         self._slope = self._ttft[-1] / max(self._isl[-1], 1.0)
-        self.max_kv_tokens = float(np.atleast_1d(np.asarray(decode["max_kv_tokens"])).ravel()[0])
+        self.max_kv_tokens = float(np.ravel(np.asarray(decode["max_kv_tokens"]))[0])
         if not self.max_kv_tokens > 0.0:
             raise ValueError("max_kv_tokens must be above 0")
         self._contexts, self._curves = _curves(decode)
@@ -221,9 +221,7 @@ def _curves(
 ) -> tuple[list[float], list[tuple[list[float], list[float]]]]:
     """Group points by context length; each group has ITL by usage, rising."""
     names = ("x_kv_usage", "y_context_length", "z_itl")
-    usage, context, itl = (
-        np.atleast_1d(np.asarray(decode[name], dtype=np.float64)).ravel() for name in names
-    )
+    usage, context, itl = (np.ravel(np.asarray(decode[name], dtype=np.float64)) for name in names)
     if not (len(usage) == len(context) == len(itl) > 0):
         raise ValueError(f"{', '.join(names)} must have the same length, at least 1")
     _expect_finite(x_kv_usage=usage, y_context_length=context)

@@ -38,7 +38,7 @@ class FileLease:
     """Locks on several files: all of them, or none.
 
     Args:
-        paths: of the files; they are created.
+        paths: of the files; they are created. A dry run has none: there is nothing to contend for.
         whose: written into them, for people.
     """
 

@@ -73,12 +73,7 @@ class KubeLease(Timed):
         answer = await self._kube.ask("GET", self._path)
         if answer.status == _NOT_FOUND:
             return await self._write("POST", self._all, "")
-        if answer.status != _OK:
-            raise ConnectorError(f"lease {self._name}: {answer.said}")
-        try:
-            lease = msgspec.convert(answer.body, type=_Lease)
-        except msgspec.ValidationError as error:
-            raise ConnectorError(f"lease {self._name}: {error}") from error
+        lease = answer.read(f"lease {self._name}", _Lease)
         spec = lease.spec
         if (spec.holder_identity, spec.renew_time) != self._seen:
             self._seen, self._seen_at = (spec.holder_identity, spec.renew_time), self._clock()

@@ -54,25 +54,6 @@ class LeaderLease(Protocol):
         """Release it."""
 
 
-class NoLease:
-    """No lease, for a dry run: there is nothing to contend for."""
-
-    problem = ""
-    failures = 0
-
-    async def held(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def is_sure(self) -> bool:
-        """Always."""
-        return True
-
-    async def close(self) -> None:
-        """Nothing to release."""
-
-
 class Timed(ABC):
     """A lease that lapses unless renewed, kept by a service that may be unreachable.
 

@@ -10,6 +10,7 @@ from select_service.planner.core.lengths import from_values
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.errors import TraceError
 from select_service.planner.types import IDLE, Load, Missing, Value, Window
+from select_service.simulator.trace_lines import BadTrace, decoded, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,23 +37,17 @@ def read_trace(path: Path) -> list[TracedRequest]:
     Raises:
         TraceError: a line is invalid; its number is given.
     """
-    decode = msgspec.json.Decoder(_Line).decode
-    found = []
+    decoder = msgspec.json.Decoder(_Line)
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    one = decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    raise TraceError(f"{path}, line {number}: {error}") from error
-                found.append(
-                    TracedRequest(one.timestamp / 1e3, one.input_length, one.output_length)
-                )
+        with path.open("rb") as file:
+            lines = [decoded(decoder, line, number) for number, line in numbered(file)]
+    except BadTrace as error:
+        raise TraceError(f"{path}, {error}") from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
-    return sorted(found)
+    return sorted(
+        TracedRequest(one.timestamp / 1e3, one.input_length, one.output_length) for one in lines
+    )
 
 
 class TraceSource:

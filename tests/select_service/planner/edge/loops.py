@@ -5,11 +5,11 @@ from __future__ import annotations
 from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.edge.connectors.connector import Connector, DryRun
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
-from select_service.planner.edge.leases.lease import LeaderLease, NoLease
+from select_service.planner.edge.leases.file_lease import FileLease
+from select_service.planner.edge.leases.lease import LeaderLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import PredictorSettings
-from select_service.planner.edge.run_command import single_model
-from select_service.planner.edge.run_settings import build_fleet
+from select_service.planner.edge.run_settings import ModelSettings, PoolTarget, build_fleet
 from select_service.planner.edge.state_file import StateFile
 from select_service.planner.types import Load, ModelKey, PoolState, Window
 from tests.select_service.planner.core.planned_fleet import BUSY
@@ -43,13 +43,11 @@ class Told:
 
 
 def fleet(gpus_max: int = 64, name: str = "m") -> FleetPlan:
-    model = single_model(
-        *(name, "default", str(PROFILE)),
-        resources=("deployments/prefill", "deployments/decode"),
-        gpus=(1, 1),
-        endpoints_min=1,
-        start_s=120.0,
-        goals=(500.0, 20.0, None),
+    model = ModelSettings(
+        model_name=name,
+        profile_results_dir=str(PROFILE),
+        itl_ms=20.0,
+        pools=[PoolTarget(role="prefill"), PoolTarget(role="decode")],
     )
     return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
 
@@ -65,7 +63,7 @@ def loop_of(
         fleet(gpus_max),
         source or Told(),  # type: ignore[arg-type] # lists are sequences
         connector or DryRun(START),
-        lease or NoLease(),
+        lease or FileLease(),
         clock=Clock(),
         wall=lambda: 1000.0,
         state=state,

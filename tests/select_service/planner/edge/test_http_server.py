@@ -11,7 +11,7 @@ import pytest
 
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.http_server import create_app
-from select_service.planner.edge.leases.lease import NoLease
+from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.run_command import _listeners
 from select_service.planner.errors import SettingsError
@@ -94,7 +94,7 @@ async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
     pools = [pool.key for pool in planned.models[0].pools]
     clock = Clock()
     connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
-    loop = Loop(planned, Told(), connector, NoLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
+    loop = Loop(planned, Told(), connector, FileLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(create_app(loop))
     async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
         await loop.slow()

@@ -19,7 +19,7 @@ from select_service.planner.edge.connectors.virtual import Completion, VirtualCo
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.leases.kubernetes_lease import KubeLease
-from select_service.planner.edge.leases.lease import DURATION_S, NoLease
+from select_service.planner.edge.leases.lease import DURATION_S
 from select_service.planner.edge.loop import _next
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.run_settings import build_fleet, read_targets
@@ -176,7 +176,7 @@ async def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.Mon
     monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
     renewed = threading.Event()
 
-    class Renewed(NoLease):
+    class Renewed(FileLease):
         async def held(self) -> bool:
             renewed.set()
             return True
