@@ -2,7 +2,8 @@
 
 Every decision is made by the real code from its recorded inputs (`core/decision_replay.py`), with
 other weights from the same inputs. This is open-loop: loads, caches and candidates stay as
-recorded, whatever the other weights would have made of them. `replay_findings.py` holds the results.
+recorded, whatever the other weights would have made of them. `replay_findings.py` holds the
+results.
 """
 
 from __future__ import annotations
