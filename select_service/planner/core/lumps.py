@@ -11,10 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import median
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from select_service.planner.core.prefill_sizing import PrefillQueue
+from typing import Final
 
 LUMPY: Final = 2.0
 """Variance of neighbouring counts as a multiple of chance, by their median: one jump is none."""
@@ -76,19 +73,17 @@ class Lumps:
             return 0.0
         return _LARGER * self.dispersion * seconds / requests
 
-    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float, most_s: float) -> None:
+    def learn(self, seconds: float, most_s: float) -> None:
         """Take the size of lumps from an interval's wait, where there are any.
 
         A wait that counts do not explain is none of lumps, which engines could end: of requests on
         their way to slow engines or through a network, more engines would be ordered for ever.
 
         Args:
-            queue: of its prompts.
-            rho: the utilization of engines.
-            ttft_ms: mean.
+            seconds: of how many requests came at once by that wait: `PrefillQueue.lump_s`.
             most_s: what `most_s` returns for its requests.
         """
-        found = min(queue.lump_s(ttft_ms / 1e3, rho), most_s)
+        found = min(seconds, most_s)
         if found > 0:
             known = math.log(self.seconds or found)
             self.seconds = math.exp(known + _WEIGHT * (math.log(found) - known))

@@ -84,7 +84,8 @@ class ModelNeeds:
             slowness = self.p_correction.factor
             found = measured_queue(self.surface, computed, window, engines, slowness)
             if found is not None:
-                lumps.learn(*found, ttft_ms.value, most_s)
+                queue, rho = found
+                lumps.learn(queue.lump_s(ttft_ms.value / 1e3, rho), most_s)
 
     def _judge_reach(self, forecast: Forecast | None) -> None:
         """Judge whether the ITL target is out of reach: once an interval, and for all of it."""

@@ -83,7 +83,7 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
         if sum(one > target_s for one in first_tokens_s(count)) <= 0.01 * len(first_tokens_s(1))
     )
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / engines, 1e3 * statistics.mean(first_tokens_s(engines)), MOST_S)
+    lumps.learn(QUEUE.lump_s(statistics.mean(first_tokens_s(engines)), WORK / engines), MOST_S)
     sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
     assert fewest > QUEUE.need(RATE, target_s, 0.99, pooled=True).engines
     assert fewest <= sized.need(RATE, target_s, 0.99, pooled=True).engines <= fewest + 1
@@ -98,7 +98,7 @@ def test_a_wait_that_more_engines_do_not_end_is_none_of_lumps(slowness: float) -
     lumps, target_s, engines, found = heard(counted(arrivals(600.0))), 1.5, 5.0, []
     for _ in range(60):
         ttft_ms = 1e3 * slowness * QUEUE.mean_s + 250.0
-        lumps.learn(QUEUE, WORK / engines, ttft_ms, lumps.most_s(RATE, 1.0))
+        lumps.learn(QUEUE.lump_s(ttft_ms / 1e3, WORK / engines), lumps.most_s(RATE, 1.0))
         sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
         engines = sized.need(RATE, target_s, 0.99, pooled=True).engines
         found.append(engines)
@@ -118,7 +118,7 @@ def test_lumps_do_not_come_and_go_with_each_interval() -> None:
 
 def test_lumps_end_and_are_no_surge() -> None:
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / 3, 800.0, MOST_S)
+    lumps.learn(QUEUE.lump_s(0.8, WORK / 3), MOST_S)
     assert lumps.seconds > 0
     rng = random.Random(1)
     for _ in range(800):
