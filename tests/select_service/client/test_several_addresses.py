@@ -13,7 +13,7 @@ from select_service.client import AsyncClient, Client, Options, TimedOut, Unreac
 from tests.indexer.test_happy_eyeballs import black_hole
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import listening
-from tests.wait import PATIENCE_S, run
+from tests.wait import PATIENCE_S
 
 ONCE = Options.single_attempt(PATIENCE_S)
 AT_ONCE = Options.single_attempt(0.5)
@@ -40,25 +40,18 @@ def ask_in_a_thread(url: str) -> bool:
         return client.ready().ready
 
 
-def test_both_clients_find_the_address_that_lives() -> None:
-    async def use() -> None:
-        async with listening() as (port, *_):
-            url = f"http://selector:{port}"
-            async with AsyncClient(url, options=ONCE) as client:
-                assert not (await client.ready()).ready
-            assert not await asyncio.to_thread(ask_in_a_thread, url)
-
-    run(use())
+async def test_both_clients_find_the_address_that_lives() -> None:
+    async with listening() as (port, *_):
+        url = f"http://selector:{port}"
+        async with AsyncClient(url, options=ONCE) as client:
+            assert not (await client.ready()).ready
+        assert not await asyncio.to_thread(ask_in_a_thread, url)
 
 
-def test_a_name_where_nobody_lives_is_given_up_in_time() -> None:
+async def test_a_name_where_nobody_lives_is_given_up_in_time() -> None:
     url = f"http://selector:{free_port()}"
-
-    async def use() -> None:
-        async with AsyncClient(url, options=AT_ONCE) as client:
-            with pytest.raises((Unreachable, TimedOut)):
-                await client.workers()
-
-    run(use())
+    async with AsyncClient(url, options=AT_ONCE) as client:
+        with pytest.raises((Unreachable, TimedOut)):
+            await client.workers()
     with Client(url, options=AT_ONCE) as client, pytest.raises((Unreachable, TimedOut)):
         client.workers()

@@ -135,7 +135,7 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
         assert await run(*url(port)) == 2
         assert "--token-file" in capsys.readouterr().err
 
-    on_a_port(use, token_file=str(file.path))
+    on_a_port(use, **file.setting)
 
 
 @run_by(on_a_port)

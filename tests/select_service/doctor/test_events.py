@@ -244,28 +244,25 @@ def has_lost(stream: EventStream, batches: int) -> bool:
 
 
 @pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
-def test_a_batch_that_is_too_long_is_named(context: Context, size: int) -> None:
+@run_by(play, "context", streams=replace(STREAMS, message_bytes_max=10_000))
+async def test_a_batch_that_is_too_long_is_named(ward: Ward, *, size: int) -> None:
     """With its size, or at least what is exceeded; neither the network nor the replay is blamed."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        (stream,) = ward.streams()
-        await serve_prompts(ward, engine, 0)
-        for count in (1, 2):
-            engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
-            await ward.until(partial(has_lost, stream, count))
-            await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
-            await serve_prompts(ward, engine, 10 * count)
-        (finding,) = await ward.examine()
-        assert finding.code == "events-too-long"
-        assert "--kv-message-bytes-max is 10000" in finding.what
-        assert ("more than 20000" if size > 20_000 else "150") in finding.what
-        assert stream.tallies.unusable_batches == 2
-        assert await ward.pass_time(60) == ["events-too-long"]
-        assert await ward.pass_time(320) == []
-
-    play(context, scenario, streams=replace(STREAMS, message_bytes_max=10_000))
+    engine = ward.engine()
+    await ward.hire(engine)
+    (stream,) = ward.streams()
+    await serve_prompts(ward, engine, 0)
+    for count in (1, 2):
+        engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
+        await ward.until(partial(has_lost, stream, count))
+        await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
+        await serve_prompts(ward, engine, 10 * count)
+    (finding,) = await ward.examine()
+    assert finding.code == "events-too-long"
+    assert "--kv-message-bytes-max is 10000" in finding.what
+    assert ("more than 20000" if size > 20_000 else "150") in finding.what
+    assert stream.tallies.unusable_batches == 2
+    assert await ward.pass_time(60) == ["events-too-long"]
+    assert await ward.pass_time(320) == []
 
 
 @run_by(play, "context", streams=UNPOLLED)
@@ -294,29 +291,25 @@ async def test_two_servers_that_name_one_publisher(ward: Ward) -> None:
     assert await ward.codes() == []
 
 
-def test_without_kv_events_there_is_nothing_to_miss(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        ward.register(1)
-        for _ in range(8):
-            for number in range(6):
-                await ward.ask(prompt(number))
-            assert await ward.pass_time(40) == []
-
-    play(context, scenario, config=RouterConfig(use_kv_events=False))
-
-
-def test_a_stream_that_is_not_followed_yet_is_no_fault(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        (stream,) = ward.streams()
-        assert ward.service.sources.listeners is not None
-        ward.service.sources.listeners.hold(stream)
+@run_by(play, "context", config=RouterConfig(use_kv_events=False))
+async def test_without_kv_events_there_is_nothing_to_miss(ward: Ward) -> None:
+    ward.register(1)
+    for _ in range(8):
         for number in range(6):
             await ward.ask(prompt(number))
-        assert await ward.pass_time(60) == []
+        assert await ward.pass_time(40) == []
 
-    play(context, scenario, streams=StreamLimits(tick_s=0.01, poll_after_s=0.0))
+
+@run_by(play, "context", streams=StreamLimits(tick_s=0.01, poll_after_s=0.0))
+async def test_a_stream_that_is_not_followed_yet_is_no_fault(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine)
+    (stream,) = ward.streams()
+    assert ward.service.sources.listeners is not None
+    ward.service.sources.listeners.hold(stream)
+    for number in range(6):
+        await ward.ask(prompt(number))
+    assert await ward.pass_time(60) == []
 
 
 @run_by(play, "context")

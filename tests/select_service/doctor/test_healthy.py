@@ -178,12 +178,10 @@ async def test_caches_too_small_for_what_comes_again(ward: Ward) -> None:
         assert await ward.pass_time(10) == [], round_
 
 
-def test_ranks_that_get_what_is_reserved_for_them(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        ranks = await two_ranks(ward)
-        for first in range(0, 24, 8):
-            await send(ward, ranks, range(first, first + 8), shift=0)
-            await send(ward, ranks, range(first, first + 8), shift=0)
-        assert await ward.codes() == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_ranks_that_get_what_is_reserved_for_them(ward: Ward) -> None:
+    ranks = await two_ranks(ward)
+    for first in range(0, 24, 8):
+        await send(ward, ranks, range(first, first + 8), shift=0)
+        await send(ward, ranks, range(first, first + 8), shift=0)
+    assert await ward.codes() == []

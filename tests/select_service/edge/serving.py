@@ -52,29 +52,36 @@ def add_worker(service: Driver, worker_id: int = 1, **fields: Any) -> None:
     service.upsert_worker(msgspec.convert(worker(worker_id, **fields), WorkerSpec))
 
 
+@contextlib.asynccontextmanager
+async def app_client(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Driver]]:
+    """A client that calls the app directly, and what is behind."""
+    chosen = replace(SETTINGS, **settings)
+    service = create_driver(chosen)
+    await service.start()
+    transport = httpx.ASGITransport(create_app(service, chosen))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            yield client, service
+    finally:
+        await service.close()
+
+
 def in_process(
     use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]],
     **settings: Any,
 ) -> None:
-    """Run `use` with a client that calls the app directly."""
+    """Run `use` with such a client."""
 
     async def run() -> None:
-        chosen = replace(SETTINGS, **settings)
-        service = create_driver(chosen)
-        await service.start()
-        transport = httpx.ASGITransport(create_app(service, chosen))
-        try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-                await use(client, service)
-        finally:
-            await service.close()
+        async with app_client(**settings) as (client, service):
+            await use(client, service)
 
     wait.run(run())
 
 
 @contextlib.asynccontextmanager
 async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]]:
-    """A real server on a port of its own, in this loop; leaving it shuts it down."""
+    """A real server on a port of its own, in this loop; at the end wires close, and it ends."""
     chosen = replace(SETTINGS, **settings)
     service = create_driver(chosen)
     await service.start()
@@ -88,6 +95,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
             await until(lambda: server.started)
             yield entrances.port, service, server
         finally:
+            await Wire.close_all()
             server.should_exit = True
             await serving
             await service.close()
@@ -98,10 +106,7 @@ def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings:
 
     async def run() -> None:
         async with listening(**settings) as (port, service, server):
-            try:
-                await use(port, service, server)
-            finally:
-                await Wire.close_all()
+            await use(port, service, server)
 
     wait.run(run())
 
@@ -159,6 +164,16 @@ class Wire:
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return int(head[0].split()[1]), headers, body
+
+    async def exchange(
+        self, method: str, path: str, body: object = None, *headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Ask, and read the response."""
+        self.ask(method, path, body, *headers)
+        return await self.answer()
+
+    async def status(self, method: str, path: str, body: object = None, *headers: str) -> int:
+        return (await self.exchange(method, path, body, *headers))[0]
 
     async def rest(self) -> bytes:
         """Everything until the server closes."""

@@ -22,7 +22,9 @@ from tests.select_service.edge.serving import (
     SETTINGS,
     Wire,
     add_worker,
+    app_client,
     in_process,
+    listening,
     on_a_port,
 )
 from tests.sliced import answer_of
@@ -76,14 +78,15 @@ async def test_a_refusal_for_load_says_why_and_when_to_come_again(
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
 @pytest.mark.parametrize("status", [429, 529, 999])
-def test_the_status_of_overload_is_configurable(status: int, headers: tuple[str, ...]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
+async def test_the_status_of_overload_is_configurable(
+    status: int, headers: tuple[str, ...]
+) -> None:
+    chosen = {"overload_status_code": status, "admission_policy": "reject-all"}
+    async with listening(**chosen) as (port, service, _):
         add_worker(service)
         got, answer_headers, body = await asked(port, "/select", PROMPT, *headers)
         assert (got, body["reason"]) == (status, "reject-all")
         assert int(answer_headers["retry-after"]) >= 1
-
-    on_a_port(use, overload_status_code=status, admission_policy="reject-all")
 
 
 @run_by(on_a_port)
@@ -111,8 +114,12 @@ async def test_every_503_says_when_to_come_again(
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["hot route", "asgi"])
 @pytest.mark.parametrize("status", [503, 529])
-def test_what_never_fits_is_told_so_and_no_time(status: int, headers: tuple[str, ...]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
+async def test_what_never_fits_is_told_so_and_no_time(
+    status: int, headers: tuple[str, ...]
+) -> None:
+    config = {"capacity": 1000, "refill_rate": 100}
+    settings = {"admission_policy": "token-bucket", "admission_config": config}
+    async with listening(overload_status_code=status, **settings) as (port, service, _):
         add_worker(service)
         body = {**PROMPT, "isl_tokens": 5000}
         got, answer_headers, told = await asked(port, "/select", body, *headers)
@@ -121,19 +128,13 @@ def test_what_never_fits_is_told_so_and_no_time(status: int, headers: tuple[str,
         assert (told["knob"], told["value"], told["limit"]) == ("capacity", 5000, 1000)
         assert "retry-after" not in answer_headers
 
-    config = {"capacity": 1000, "refill_rate": 100}
-    settings = {"admission_policy": "token-bucket", "admission_config": config}
-    on_a_port(use, overload_status_code=status, **settings)
-
 
 @run_by(on_a_port, connections_max=1)
 async def test_too_many_connections_are_told_when_to_come_again(port: int) -> None:
     first = await Wire.to(port)
-    first.ask("GET", "/health")
-    await first.answer()
+    await first.exchange("GET", "/health")
     second = await Wire.to(port)
-    second.ask("POST", "/select", PROMPT)
-    status, headers, _body = await second.answer()
+    status, headers, _body = await second.exchange("POST", "/select", PROMPT)
     assert (status, int(headers["retry-after"])) == (503, 1)
 
 
@@ -413,11 +414,12 @@ async def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_lon
     await until(lambda: answer_of(service.core.admission.status()).scopes[0].waiting == 0)
 
 
-def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_of_policy_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With gates for 1,024 models it held the loop for 300 ms; it is finished whoever goes."""
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         for number in range(20):
             add_worker(service, number, model_name=f"m{number:02}")
         plain = (await client.get("/admission")).json()
@@ -445,5 +447,3 @@ def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.Monk
         bad = await client.put("/admission", json={"policy": "nobody"})
         problem(bad, 422, "invalid_field", "policy")
         service.core.check()
-
-    in_process(use)

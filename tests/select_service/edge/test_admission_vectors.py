@@ -18,7 +18,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from tests.coroutines import run_by
 from tests.select_service.core.admission.golden import BUSY, CASES
-from tests.select_service.edge.serving import in_process, worker
+from tests.select_service.edge.serving import app_client, in_process, worker
 from tests.sliced import answer_of
 from tests.wait import until
 
@@ -165,12 +165,12 @@ async def test_n_and_q_as_recorded(
 
 
 @pytest.mark.parametrize("case", CASES["cache_hit"], ids=lambda case: str(case["name"]))
-def test_cache_hits_as_recorded(case: dict[str, Any]) -> None:
+async def test_cache_hits_as_recorded(case: dict[str, Any]) -> None:
     tokens, held = case["prompt_tokens"], case["local_cached"] + case["external_cached"]
     size = math.gcd(16, tokens or 16, case["local_cached"], case["external_cached"])
     blocks = list(range(1, tokens // size + 1))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"global_cache_hit_threshold": case["global_threshold"]}
+    async with app_client(**chosen) as (client, service):
         await register(client, block_size=size)
         if held:
             index = service.core.partitions[Scope("default", "default")].index
@@ -197,5 +197,3 @@ def test_cache_hits_as_recorded(case: dict[str, Any]) -> None:
             assert said["threshold_source"] == ("global" if is_global else "request")
             booked = 0
         assert (await client.get("/loads")).json()[0]["loads"][0]["active_requests"] == booked
-
-    in_process(use, global_cache_hit_threshold=case["global_threshold"])

@@ -141,8 +141,7 @@ def test_mappings_are_refused_as_bodies_are() -> None:
     async def theirs(port: int, *_: object) -> None:
         wire = await Wire.to(port)
         for at, value, text, field in refused:
-            wire.ask(*CALLS[at][3:5], value)
-            status, _headers, answer = await wire.answer()
+            status, _headers, answer = await wire.exchange(*CALLS[at][3:5], value)
             said = json.loads(answer)
             assert (status, said["error"], said.get("field")) == (422, text, field)
 
@@ -373,27 +372,21 @@ async def test_shadow_and_trust_are_told() -> None:
         ("trust", (b"m",), {}, "`model_name` must be a str, not bytes"),
     ],
 )
-def test_a_scalar_of_another_type_is_named(
+async def test_a_scalar_of_another_type_is_named(
     method: str, args: tuple[Any, ...], named: dict[str, Any], wrong: str
 ) -> None:
-    async def use() -> None:
-        async with SelectionService() as service:
-            with pytest.raises(TypeError) as raised:
-                await getattr(service, method)(*args, **named)
-            assert str(raised.value) == wrong
-
-    asyncio.run(use())
+    async with SelectionService() as service:
+        with pytest.raises(TypeError) as raised:
+            await getattr(service, method)(*args, **named)
+        assert str(raised.value) == wrong
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    async def use() -> None:
-        async with SelectionService() as service:
-            await service.upsert_worker(WORKER)
-            await service.reserve(PROMPT | {"reservation_id": "r", "worker_id": 7})
-            await service.output_block("r", np.float32(0.5))  # type: ignore[arg-type]
-            booking = service.driver.core.lifecycle.bookings.get("r")
-            assert type(booking.reservation.output_fraction) is float, "else no journal could write"
-            await service.free("r", np.int64(0), None)  # type: ignore[arg-type]
-            await service.delete_worker(np.uint64(7))  # type: ignore[arg-type]
-
-    asyncio.run(use())
+async def test_numbers_of_numpy_are_numbers() -> None:
+    async with SelectionService() as service:
+        await service.upsert_worker(WORKER)
+        await service.reserve(PROMPT | {"reservation_id": "r", "worker_id": 7})
+        await service.output_block("r", np.float32(0.5))  # type: ignore[arg-type]
+        booking = service.driver.core.lifecycle.bookings.get("r")
+        assert type(booking.reservation.output_fraction) is float, "else no journal could write"
+        await service.free("r", np.int64(0), None)  # type: ignore[arg-type]
+        await service.delete_worker(np.uint64(7))  # type: ignore[arg-type]

@@ -10,7 +10,14 @@ import msgspec
 
 from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import (
+    PROMPT,
+    Wire,
+    add_worker,
+    in_process,
+    listening,
+    on_a_port,
+)
 from tests.wait import until
 
 if TYPE_CHECKING:
@@ -143,18 +150,16 @@ async def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may
         item["reservation_id"] = f"r{number}"
     big.ask("POST", "/select_batch", {"requests": items, "reserve": True})
     await until(lambda: 0 < requests(service) < 800)
-    other.ask("GET", "/health")
-    assert (await other.answer())[0] == 200
+    assert await other.status("GET", "/health") == 200
     assert requests(service) < 800, "it is still under way"
     big.close()
     await until(lambda: requests(service) == 0)
 
 
-def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> None:
+async def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "select", "lifecycle", tenants=["acme"])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id="acme")
         add_worker(service, 2, tenant_id="rival")
         wire = await Wire.to(port)
@@ -163,8 +168,9 @@ def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> No
             PROMPT | {"tenant_id": "rival", "reservation_id": "theirs"},
             PROMPT | {"tenant_id": "acme", "reservation_id": "late", "lease_id": "none"},
         ]
-        wire.ask("POST", "/select_batch", {"requests": items, "reserve": True}, file.line("ours"))
-        status, _, content = await wire.answer()
+        status, _, content = await wire.exchange(
+            "POST", "/select_batch", {"requests": items, "reserve": True}, file.line("ours")
+        )
         assert status == 200
         assert b"acme:" not in content
         said = json.loads(content)
@@ -172,8 +178,7 @@ def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> No
         names = [one["selection"]["reservation_id"] for one in said["results"][:2]]
         assert names == ["mine.0", "mine.1"]
         for name in names:
-            wire.ask("DELETE", f"/reservations/{name}", None, file.line("ours"))
-            assert (await wire.answer())[0] == 200
+            assert (
+                await wire.status("DELETE", f"/reservations/{name}", None, file.line("ours")) == 200
+            )
         assert requests(service) == 0
-
-    on_a_port(use, token_file=str(file.path))

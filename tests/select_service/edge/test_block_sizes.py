@@ -19,7 +19,7 @@ from select_service.types import CoreLimits, SelectAndReserveRequest
 from tests import wait
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import add_worker, in_process, listening
+from tests.select_service.edge.serving import add_worker, app_client, in_process, listening
 
 TOKENS = 1 << 20
 PROMPT = array("I", range(100_000, 100_000 + TOKENS))  # six or seven digits each in JSON
@@ -50,10 +50,10 @@ def body_of(form: str, size: int, path: str) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("form", ["json", "list", "packed", "hashes"])
 @pytest.mark.parametrize("size", [1, 3, 16])
-def test_a_million_tokens(form: str, size: int) -> None:
+async def test_a_million_tokens(form: str, size: int) -> None:
     blocks = TOKENS // size
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    more = {"max_body_bytes": 32 << 20} if form == "hashes" else {}
+    async with app_client(**more) as (client, service):
         add_worker(service, block_size=size)
         for path in ROUTES:
             kind, body = body_of(form, size, path)
@@ -70,9 +70,6 @@ def test_a_million_tokens(form: str, size: int) -> None:
                 assert row["potential_prefill_tokens"] == TOKENS
                 assert (await client.delete("/reservations/r")).status_code == 200
         service.core.check()
-
-    more = {"max_body_bytes": 32 << 20} if form == "hashes" else {}
-    in_process(use, **more)
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -154,13 +151,12 @@ async def test_a_million_blocks_outlive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 4096])
-def test_the_limit_counts_tokens(size: int) -> None:
+async def test_the_limit_counts_tokens(size: int) -> None:
     """Of hashed prompts, those of their blocks."""
     most = CoreLimits().tokens_per_request_max
     assert most >= TOKENS
     limit = 4 * size
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(tokens_per_request_max=limit) as (client, service):
         add_worker(service, block_size=size)
         for blocks, status in ((4, 200), (5, 422)):
             hashes = list(range(blocks))
@@ -175,5 +171,3 @@ def test_the_limit_counts_tokens(size: int) -> None:
                 if status == 422:
                     assert answer.json()["code"] == "too_many_tokens"
                     assert f"at most {limit} tokens" in answer.json()["error"]
-
-    in_process(use, tokens_per_request_max=limit)

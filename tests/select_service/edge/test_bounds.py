@@ -26,7 +26,13 @@ from select_service.types import (
 )
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import add_worker, in_process, listening, worker
+from tests.select_service.edge.serving import (
+    add_worker,
+    app_client,
+    in_process,
+    listening,
+    worker,
+)
 from tests.wait import SCENARIO_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -265,12 +271,11 @@ def with_media(size: int) -> bytes:
         ),
     ],
 )
-def test_what_a_body_may_hold(
+async def test_what_a_body_may_hold(
     limit: str, most: int, path: str, form: str, made: Callable[[int], bytes], status: int
 ) -> None:
     """Refused with the limit in the text where it can be, counted, and changed under way."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**{limit: most}) as (client, service):
         add_worker(service)
 
         async def ask(size: int) -> httpx.Response:
@@ -293,11 +298,11 @@ def test_what_a_body_may_hold(
         assert (await ask(most + 1)).status_code == 200
         assert (await ask(most + 2)).status_code == status
 
-    in_process(use, **{limit: most})
 
-
-def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
+    names = dict.fromkeys(("id_length_max", "name_length_max", "lease_name_length_max"), 8)
+    chosen = {**names, "batch_operations_max": 8, "wave_samples_max": 8, "session_ttl_s": 60.0}
+    async with app_client(**chosen) as (client, service):
         add_worker(service)
         one = {"op": "free", "reservation_id": "x"}
         for path, body in (
@@ -317,9 +322,6 @@ def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
             *(("batch_operations_max", 1), ("wave_samples_max", 1)),
         ):
             assert f'limit_hits_total{{name="{name}"}} {float(count)}' in text
-
-    names = dict.fromkeys(("id_length_max", "name_length_max", "lease_name_length_max"), 8)
-    in_process(use, **names, batch_operations_max=8, wave_samples_max=8, session_ttl_s=60.0)
 
 
 async def test_connections_from_one_address() -> None:

@@ -10,7 +10,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.query_operations import DIFFERENCES_LISTED
 from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import scrape, value
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
 
 
 @run_by(in_process)
@@ -34,10 +34,10 @@ async def test_a_ledger_that_adds_up_says_so(client: httpx.AsyncClient, service:
     }
 
 
-def test_what_does_not_add_up_is_told_counted_and_logged(
+async def test_what_does_not_add_up_is_told_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         add_worker(service, worker_id=7)
         await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "a"})
         ledger = service.core.partitions[Scope("default", "default")].ledger
@@ -54,8 +54,6 @@ def test_what_does_not_add_up_is_told_counted_and_logged(
         assert value(samples, "consistency_checks_total", outcome="consistent") == 0
         ledger.loads.decode[0] -= 5
         assert (await client.get("/debug/consistency")).json()["consistent"]
-
-    in_process(use)
     assert "differs from its reservations in 1 places" in caplog.text
 
 

@@ -18,7 +18,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
 from tests.wait import until
 
 PACKED = {"accept": "application/msgpack"}
@@ -143,8 +143,8 @@ async def test_bad_queries(client: httpx.AsyncClient, *, query: str, field: str)
 
 
 @pytest.mark.parametrize("ring", [0, 4])
-def test_explained_inline(ring: int) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_explained_inline(ring: int) -> None:
+    async with app_client(decision_ring=ring) as (client, service):
         add_worker(service, 1)
         plain = await client.post("/select", json=PROMPT)
         assert "decision" not in plain.json()
@@ -186,8 +186,6 @@ def test_explained_inline(ring: int) -> None:
         else:
             problem(listing, 404, "decision_ring_off")
             problem(await client.get("/decisions/r"), 404, "decision_ring_off")
-
-    in_process(use, decision_ring=ring)
 
 
 @pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/select_pair"])
@@ -247,7 +245,7 @@ async def test_a_large_fleet_is_told_in_slices_and_whole(
     assert one["candidates"] == ranks
 
 
-def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """To write a thousand ranks at once took longer than to tell them."""
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
     written: list[int] = []
@@ -256,7 +254,7 @@ def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> 
         written.append(rank.dp_rank)
         return rank.dp_rank
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         ranks = 3 * SLICE
         ends = {str(at): "tcp://127.0.0.1:9" for at in range(ranks)}
         more = {"kv_events_endpoint": None, "kv_events_endpoints": ends}
@@ -271,8 +269,6 @@ def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> 
         assert max(after - before for before, after in pairwise(turns)) == SLICE
         told: object = telling.result().candidates
         assert told == written == list(range(ranks))
-
-    in_process(use)
 
 
 @run_by(in_process)

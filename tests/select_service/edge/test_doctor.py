@@ -17,7 +17,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.select_service.edge.serving import add_worker, app_client, in_process
 from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
@@ -121,10 +121,9 @@ async def test_every_code_has_a_series_before_anything_was_looked_at(
     assert service.diagnosed is None
 
 
-def test_what_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "select_service")
-
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(router=NO_EVENTS, doctor_interval_s=0.0) as (_, service):
         add_worker(service)
         incomplete(service, 2)
         await grown(service)
@@ -141,8 +140,6 @@ def test_what_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) ->
             logging.INFO,
             "doctor: worker-incomplete is over",
         )
-
-    in_process(use, router=NO_EVENTS, doctor_interval_s=0.0)
 
 
 @run_by(in_process, doctor_interval_s=0.0)

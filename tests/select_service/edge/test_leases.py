@@ -159,8 +159,7 @@ async def test_long_batches_and_big_leases_go_in_slices_and_are_finished_without
         return {"operations": [{"op": "free", "reservation_id": name} for name in names]}
 
     wire = await Wire.to(port)
-    wire.ask("POST", "/reservations/batch", free_all(book("a")))
-    status, _headers, body = await wire.answer()
+    status, _headers, body = await wire.exchange("POST", "/reservations/batch", free_all(book("a")))
     assert status == 200
     assert body.count(b'{"status":200}') == 1000
     names = book("b")
@@ -174,8 +173,7 @@ async def test_long_batches_and_big_leases_go_in_slices_and_are_finished_without
     await until(lambda: requests(service) == 0)
     book("c", lease_id="l")
     other = await Wire.to(port)
-    other.ask("DELETE", "/leases/l")
-    assert (await other.answer())[0] == 200
+    assert await other.status("DELETE", "/leases/l") == 200
     assert requests(service) == 0
 
 

@@ -2,12 +2,10 @@
 
 import logging
 
-import httpx
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from select_service.edge.logs import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, LogThrottle
-from tests.select_service.edge.serving import in_process, worker
+from tests.select_service.edge.serving import app_client, worker
 
 
 def test_each_party_has_its_lines_and_says_what_it_left_out() -> None:
@@ -33,17 +31,14 @@ def test_of_so_many_parties_it_is_remembered() -> None:
     assert len(sparing._told) == PARTIES_REMEMBERED
 
 
-def test_who_registers_what_may_not_be_connected_to_writes_no_log_of_ours(
+async def test_who_registers_what_may_not_be_connected_to_writes_no_log_of_ours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(connect_deny=("169.254.0.0/16",)) as (client, _):
         for number in range(50):
             record = worker(number, kv_events_endpoint=f"tcp://169.254.169.254:{number + 1}")
             answer = await client.post("/workers", json=record)
             assert answer.json()["lifecycle"] != "schedulable", "its record says why"
-
-    in_process(use, connect_deny=("169.254.0.0/16",))
     lines = [one for one in caplog.messages if "event source refused" in one]
     assert len(lines) == LINES_MAX

@@ -14,7 +14,13 @@ from tests.coroutines import run_by
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import (
+    PROMPT,
+    Wire,
+    add_worker,
+    in_process,
+    listening,
+)
 from tests.wait import PATIENCE_S, eventually
 
 ASKED = "/ready?for=traffic"
@@ -60,26 +66,21 @@ async def test_what_it_does_not_know_is_refused_by_name(
     assert refused.json()["field"] == ("verbose" if "verbose" in query else "for")
 
 
-def test_it_asks_for_no_token_and_tells_those_without_little(tmp_path: Path) -> None:
+async def test_it_asks_for_no_token_and_tells_those_without_little(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("all", "read")
     file.add("ours", "read", tenants=["ours"])
     file.add("blind", "select")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         wire = await Wire.to(port)
         for status, is_ready in ((200, b"true"), (503, b"false")):
             for lines in ((), (file.line("blind"),), (file.line("ours"),)):
-                wire.ask("GET", ASKED, None, *lines)
-                found, _, content = await wire.answer()
+                found, _, content = await wire.exchange("GET", ASKED, None, *lines)
                 assert (found, content) == (status, b'{"ready":%s}' % is_ready)
-            wire.ask("GET", ASKED, None, file.line("all"))
-            found, _, content = await wire.answer()
+            found, _, content = await wire.exchange("GET", ASKED, None, file.line("all"))
             waiting = [] if is_ready == b"true" else ["leaving"]
             assert (found, json.loads(content)["waiting_for"]) == (status, waiting)
             service.announce_leaving()
-
-    on_a_port(use, token_file=str(file.path))
 
 
 def test_a_process_at_zero_is_led_to_until_it_leaves(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from select_service.planner.types import Missing, ModelKey, Value
 from select_service.types import CoreLimits
 from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import SCOPE, Samples, scrape, value
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
 
 SHARED = [1, 2, 3, 4]
 
@@ -237,7 +237,7 @@ async def test_demand_is_counted_with_what_was_refused(
     assert 0 < ttft <= value(told, "demand_request_seconds_sum", **SCOPE)
 
 
-def test_a_fleet_at_zero_is_still_asked_for() -> None:
+async def test_a_fleet_at_zero_is_still_asked_for() -> None:
     """Or nobody would ever start it again: its scope is given up, and what was refused with it."""
 
     def asked(told: Samples) -> dict[frozenset[tuple[str, str]], float]:
@@ -248,8 +248,7 @@ def test_a_fleet_at_zero_is_still_asked_for() -> None:
         }
 
     ours = frozenset({**SCOPE, "outcome": "unserved"}.items())
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         add_worker(service, 1)
         assert (await client.post("/select", json=PROMPT)).status_code == 200
         assert ours not in asked(await scrape(client))
@@ -275,8 +274,6 @@ def test_a_fleet_at_zero_is_still_asked_for() -> None:
         window = (await source.windows([key], 180.0))[key]
         assert window.requests == Value(3.0)
         assert isinstance(window.isl, Missing), "held, and not nothing"
-
-    in_process(use)
 
 
 @run_by(in_process)

@@ -15,7 +15,13 @@ from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import (
+    Wire,
+    add_worker,
+    app_client,
+    in_process,
+    listening,
+)
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
@@ -89,10 +95,10 @@ async def test_what_is_told_of_it(client: httpx.AsyncClient, service: Driver) ->
     problem(await client.get("/shadow?limit=201"), 400, "invalid_query", "limit")
 
 
-def test_the_other_policy_looks_on() -> None:
+async def test_the_other_policy_looks_on() -> None:
     """Worker 1 decodes 3 blocks, worker 2 computes one: each says otherwise which is worse."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    other = {"policy": "first-token", "pace_scale": 0.0}  # else the block is done in 2 ms
+    async with app_client(shadow_weights=other, shadow_sample=1.0) as (client, service):
         for worker_id in (1, 2):
             add_worker(service, worker_id)
         wide = {"reservation_id": "wide", "worker_id": 1, "isl_tokens": 16}
@@ -118,9 +124,6 @@ def test_the_other_policy_looks_on() -> None:
         assert (whole["total"]["scored"], whole["total"]["agreed"]) == (1, 0)
         config = (await client.get("/config")).json()["settings"]
         assert config["shadow_weights"]["value"] == other
-
-    other = {"policy": "first-token", "pace_scale": 0.0}  # else the block is done in 2 ms
-    in_process(use, shadow_weights=other, shadow_sample=1.0)
 
 
 @run_by(in_process, **ON)
@@ -203,25 +206,25 @@ async def test_it_comes_and_goes_while_the_service_runs(
     assert not (await client.get("/shadow")).json()["enabled"]
 
 
-def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
+async def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "read", "select", tenants=["ours"])
     file.add("all", "read", "select")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting, **ON) as (port, service, _):
         for worker_id, tenant in enumerate(("ours", "ours", "theirs", "theirs"), 1):
             add_worker(service, worker_id, tenant_id=tenant)
         wire = await Wire.to(port)
 
         async def ask(who: str, path: str) -> Any:
-            wire.ask("GET", path, None, file.line(who))
-            status, _, told = await wire.answer()
+            status, _, told = await wire.exchange("GET", path, None, file.line(who))
             assert status == 200
             return json.loads(told)
 
         for tenant in ("ours", "theirs", "theirs"):
-            wire.ask("POST", "/select", BODY | {"tenant_id": tenant}, file.line("all"))
-            assert (await wire.answer())[0] == 200
+            assert (
+                await wire.status("POST", "/select", BODY | {"tenant_id": tenant}, file.line("all"))
+                == 200
+            )
         told = await ask("ours", "/shadow")
         assert [one["tenant_id"] for one in told["scopes"]] == ["ours"]
         assert (told["total"]["scored"], told["scopes_total"]) == (1, 1)
@@ -231,5 +234,3 @@ def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
         assert (everything["total"]["scored"], everything["scopes_total"]) == (3, 2)
         assert everything["cost_s"] > 0.0
         assert len((await ask("all", "/shadow?limit=1"))["scopes"]) == 1
-
-    on_a_port(use, token_file=str(file.path), **ON)

@@ -166,8 +166,7 @@ async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> No
     for kind in ("content-type: application/json\r\n", "content-type: a/b\r\n", ""):
         for chunked in (False, True):
             body = BODY | {"reservation_id": "r"}
-            wire.ask("POST", "/select_and_reserve", body)
-            assert (await wire.answer())[0] == 200
+            assert await wire.status("POST", "/select_and_reserve", body) == 200
             said = b'{"cached_tokens":64}'
             head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n{kind}"
             if chunked:
@@ -176,8 +175,7 @@ async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> No
             else:
                 wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
             assert (await wire.answer())[0] == 200
-            wire.ask("DELETE", "/reservations/r")
-            assert (await wire.answer())[0] == 200
+            assert await wire.status("DELETE", "/reservations/r") == 200
             samples += 1
             assert service.trust().ranks[0].samples == samples
 
@@ -190,8 +188,7 @@ async def test_a_body_that_is_too_long_is_ignored_like_any_other(
 ) -> None:
     add_worker(service)
     wire = await Wire.to(port)
-    wire.ask("POST", "/select_and_reserve", BODY | {"reservation_id": "r"})
-    assert (await wire.answer())[0] == 200
+    assert await wire.status("POST", "/select_and_reserve", BODY | {"reservation_id": "r"}) == 200
     head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n"
     if chunked:
         wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
@@ -200,8 +197,7 @@ async def test_a_body_that_is_too_long_is_ignored_like_any_other(
         wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
     assert (await wire.answer())[0] == 200
     assert service.loads()[0].loads[0].potential_prefill_tokens == 0
-    wire.ask("DELETE", "/reservations/r")
-    assert (await wire.answer())[0] == 200
+    assert await wire.status("DELETE", "/reservations/r") == 200
 
 
 def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:

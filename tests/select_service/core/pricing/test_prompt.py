@@ -128,7 +128,7 @@ def test_hashes_are_counted_before_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["block_hashes", "sequence_hashes"])
-def test_a_caller_in_this_process_may_be_wrong_too(name: str) -> None:
+def test_a_caller_app_client_may_be_wrong_too(name: str) -> None:
     right = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
     for fields in (right | {name: [2**64]}, {"token_ids": TOKENS, name: [2**64]}):
         with pytest.raises(InvalidField) as refused:

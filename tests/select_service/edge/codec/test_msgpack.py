@@ -16,7 +16,13 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process, worker
+from tests.select_service.edge.serving import (
+    PROMPT,
+    add_worker,
+    app_client,
+    in_process,
+    worker,
+)
 from tests.wait import until
 
 TYPE = "application/msgpack"
@@ -151,10 +157,9 @@ async def test_a_body_that_may_be_absent_may_be_empty(client: httpx.AsyncClient)
         assert msgspec.msgpack.decode(answer.content)["lease_id"] == "l"
 
 
-def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
+async def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
     """Through the queue, and with a disk to wait for."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(state_dir=str(tmp_path)) as (client, service):
         await ask(client, "/workers", worker(max_inflight=1, max_queued=1), status=201)
         await ask(client, "/select_and_reserve", {**BINARIES, "reservation_id": "a"})
         waiting = client.post(
@@ -168,8 +173,6 @@ def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
         told = msgspec.msgpack.decode((await task).content)
         assert told["reservation_id"] == "b"
         assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
-
-    in_process(use, state_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/metrics", "/dump"])
@@ -206,7 +209,7 @@ async def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do(
     assert "sequence_hashes" in told
 
 
-def test_whatever_comes_there_is_an_answer() -> None:
+async def test_whatever_comes_there_is_an_answer() -> None:
     """Bodies with bytes changed, cut and doubled, on every route that takes one."""
     rng = random.Random(8)
     values: list[dict[str, Any]] = [
@@ -216,8 +219,7 @@ def test_whatever_comes_there_is_an_answer() -> None:
         worker(2, taints=["a"], kv_events_endpoints={"0": "tcp://127.0.0.1:9"}),
     ]
     routes = [route for route in ROUTES if route.takes is not None]
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         add_worker(service)
         answered = set()
         for number in range(1500):
@@ -235,5 +237,3 @@ def test_whatever_comes_there_is_an_answer() -> None:
             answered.add(answer.status_code)
         assert {200, 400, 422} <= answered
         service.core.check()
-
-    in_process(use)

@@ -12,7 +12,7 @@ from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
 from select_service.edge.driver.driver import Driver
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.select_service.edge.serving import add_worker, app_client, in_process
 
 TOKENS = list(range(64))
 HASHES = block_hashes(TOKENS, 16)
@@ -74,18 +74,15 @@ async def test_nobody_holds_it(client: httpx.AsyncClient, service: Driver) -> No
     assert (await ask(client, token_ids=TOKENS, lora_name="x"))["holders"] == []
 
 
-def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "HOLDERS_MAX", 2)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         for worker_id in range(1, 5):
             add_worker(service, worker_id)
             hold(service, worker_id, worker_id)
         told = await ask(client, token_ids=TOKENS)
         assert told["holders_total"] == 4
         assert [one["worker_id"] for one in told["holders"]] == ["4", "3"]
-
-    in_process(use)
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,12 @@ async def test_pages_are_bounded_and_counted(port: int, service: Driver, server:
         await one.next()
         await two.next()
         third = await Wire.to(port)
-        third.ask("GET", "/console/events")
-        status, headers, body = await third.answer()
+        status, headers, body = await third.exchange("GET", "/console/events")
         assert status == 503
         assert b"too_many_console_clients" in body
         assert headers["retry-after"]
         assert traffic.console.refused == 1
-        third.ask("GET", "/metrics")
-        text = (await third.answer())[2].decode()
+        text = (await third.exchange("GET", "/metrics"))[2].decode()
         assert "select_service_console_clients 2.0" in text
         assert 'console_clients_ended_total{reason="refused"} 1.0' in text
         assert 'limit_hits_total{name="console_clients_max"} 1.0' in text

@@ -1,4 +1,4 @@
-"""A small Kubernetes API server: lists in pages, watches with bookmarks, 410, and every mishap.
+"""A small Kubernetes API server: lists in pages, watches, 410, and mishaps.
 
 It keeps objects with versions as etcd does and speaks chunked HTTP/1.1 on a loopback port. A test
 changes objects and breaks things; `requests` is what clients asked for.
@@ -29,13 +29,10 @@ class FakeKubernetes:
         self.requests: list[tuple[str, dict[str, str], dict[str, str]]] = []
         self.token: str | None = None  # what clients must bear
         self.page_size = 2
-        self.fail_with: int | None = None
         self.nothing: list[Any] | None = []  # how an empty list is written
-        self.pages_expired = 0  # so many times the rest of a list is not to be had any more
         self.watches_fail_with: tuple[int, dict[str, Any]] | None = None  # status, and its body
         self.retry_after: str | None = None  # told with it
         self.watch_says: bytes | None = None  # all that a watch says before it ends in order
-        self.watches_end = False  # in order, when the time that they ask for is over
         self.url = ""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Condition()
@@ -58,9 +55,6 @@ class FakeKubernetes:
     async def delete(self, kind: str, name: str) -> None:
         one = self.objects[kind, name]
         await self._record(kind, "DELETED", name, one)
-
-    async def bookmark(self, kind: str = "pods") -> None:
-        await self._record(kind, "BOOKMARK", "", {})
 
     async def break_watches(self) -> None:
         """The connections drop, in the middle of whatever they say."""
@@ -97,7 +91,7 @@ class FakeKubernetes:
         one = {**fields, "metadata": {**meta, "resourceVersion": str(self.version)}}
         if event == "DELETED":
             del self.objects[kind, name]
-        elif event != "BOOKMARK":
+        else:
             self.objects[kind, name] = one
         self.history.append((self.version, kind, event, one))
         async with self._changed:
@@ -129,8 +123,6 @@ class FakeKubernetes:
     ) -> None:
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
             _reply(writer, 401, status(401, "Unauthorized", "Unauthorized"))
-        elif self.fail_with is not None:
-            _reply(writer, self.fail_with, status(self.fail_with, ""))
         elif "watch" in query and self.watches_fail_with is not None:
             _reply(writer, *self.watches_fail_with, retry_after=self.retry_after)
         elif "watch" in query and self.watch_says is not None:
@@ -139,10 +131,7 @@ class FakeKubernetes:
                 _chunk(writer, self.watch_says)
             writer.write(b"0\r\n\r\n")
         elif "watch" in query:
-            version, within_s = int(query["resourceVersion"]), float(query["timeoutSeconds"])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s if self.watches_end else None):
-                    await self._watch(path.rsplit("/", 1)[1], version, writer)
+            await self._watch(path.rsplit("/", 1)[1], int(query["resourceVersion"]), writer)
             self._watchers.discard(writer)
             writer.write(b"0\r\n\r\n")
         else:
@@ -152,12 +141,6 @@ class FakeKubernetes:
     def _list(self, kind: str, query: dict[str, str], writer: asyncio.StreamWriter) -> None:
         names = sorted(name for k, name in self.objects if k == kind)
         start = int(query.get("continue", "0"))
-        if start and self.pages_expired:
-            self.pages_expired -= 1
-            _reply(
-                writer, 410, status(410, "Expired", "The provided continue parameter is too old")
-            )
-            return
         page = names[start : start + self.page_size]
         meta = {"resourceVersion": str(self.version)}
         if start + self.page_size < len(names):

@@ -6,19 +6,11 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
-import msgspec
-from msgspec.structs import replace
-
-from select_service.edge.app import create_driver
 from select_service.edge.discovery.dns import DnsReplicas
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
-from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver.driver import Driver
-from select_service.types import PinnedWorker, SelectAndReserveRequest
 from tests.live.ports import free_port
-from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
+from tests.select_service.edge.serving import app_client, worker
 from tests.wait import until
 
 
@@ -32,11 +24,11 @@ def sources(service: Driver) -> dict[int, str]:
     return {record.worker_id: record.source for record in service.workers()}
 
 
-def test_a_file_of_workers_is_followed(tmp_path: Path) -> None:
+async def test_a_file_of_workers_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     write(path, worker(1), worker(2))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01}
+    async with app_client(**chosen) as (client, service):
         await until(lambda: sources(service) == {1: "file", 2: "file"})
         while (ready := (await client.get("/ready")).json())["waiting_for"]:  # it is a pass's last
             await asyncio.sleep(0.005)
@@ -62,27 +54,23 @@ def test_a_file_of_workers_is_followed(tmp_path: Path) -> None:
         write(path, worker(7))
         await until(lambda: sources(service) == {7: "file"})
 
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
-
-def test_a_worker_that_nobody_else_keeps_any_more_comes_from_the_file(tmp_path: Path) -> None:
+async def test_a_worker_that_nobody_else_keeps_any_more_comes_from_the_file(tmp_path: Path) -> None:
     """The file does not change for that: it was right all the time."""
     path = tmp_path / "workers.json"
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01}
+    async with app_client(**chosen) as (client, service):
         await client.post("/workers", json=worker(7))
         write(path, worker(1), worker(7))
         await until(lambda: sources(service) == {1: "file", 7: "api"})
         await client.delete("/workers/7")
         await until(lambda: sources(service) == {1: "file", 7: "file"})
 
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
-
-def test_ready_waits_for_the_first_look(tmp_path: Path) -> None:
+async def test_ready_waits_for_the_first_look(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01}
+    async with app_client(**chosen) as (client, service):
         await client.post("/workers", json=worker(9))
         answer = await client.get("/ready")
         assert answer.status_code == 503
@@ -90,24 +78,20 @@ def test_ready_waits_for_the_first_look(tmp_path: Path) -> None:
         write(path, worker(1))
         await until(lambda: service.ready().ready)
 
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
-
-def test_what_the_catalog_refuses_and_what_is_too_much(tmp_path: Path) -> None:
+async def test_what_the_catalog_refuses_and_what_is_too_much(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     write(path, worker(1, data_parallel_size=5000), *(worker(n) for n in range(2, 9)))
-
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01, "discovery_workers_max": 3}
+    async with app_client(**chosen) as (_, service):
         await until(lambda: sources(service) == {2: "file", 3: "file"})
         assert service.discovery is not None
         (follower,) = service.discovery.followers
         await until(lambda: follower.is_settled)
         assert (follower.refused, follower.left_out) == (1, 5)
 
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01, discovery_workers_max=3)
 
-
-def test_replicas_behind_a_name() -> None:
+async def test_replicas_behind_a_name() -> None:
     addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.9"]
 
     async def resolver(host: str, port: int) -> list[str]:
@@ -116,7 +100,7 @@ def test_replicas_behind_a_name() -> None:
             raise OSError("no such name")
         return addresses
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, service):
         by_hand = "tcp://127.0.0.4:9092"
         await client.post("/replica_sync/register_peer", json={"endpoint": by_hand})
         source = DnsReplicas("peers:9092", 0.01, ["127.0.0.9"], resolver)
@@ -142,42 +126,3 @@ def test_replicas_behind_a_name() -> None:
         addresses[:] = ["fd00::5", "127.0.0.5", "127.0.0.6", "fd00::6", "fd00::9", "127.0.0.9"]
         await until(lambda: peers(4, 5, 6))  # of both families: once each
         await discovery.close()
-
-    in_process(use, replica_sync_port=free_port())
-
-
-async def test_kubernetes_to_catalog_with_a_flap() -> None:
-    """A pod that is not ready for a moment keeps its load; one that stays away is removed."""
-    now = 0.0
-    async with FakeKubernetes().serving() as api:
-        await api.put("pods", "w-0", **pod("10.0.0.1", worker_id="1", block_size="16"))
-        await api.put("pods", "w-1", **pod("10.0.0.2", worker_id="2", block_size="16"))
-        chosen = replace(
-            SETTINGS,
-            kubernetes_workers="app=vllm",
-            kubernetes_api=api.url,
-            kubernetes_namespace="ns",
-            kubernetes_credentials="/nonexistent",
-        )
-        service = create_driver(chosen)
-        service.discovery = create_discovery(chosen, service, lambda: now)
-        await service.start()
-        try:
-            await until(lambda: service.ready().ready)
-            assert sources(service) == {1: "kubernetes", 2: "kubernetes"}
-            request = msgspec.convert(PROMPT | {"worker_id": 1}, SelectAndReserveRequest)
-            request.pinned_worker = PinnedWorker(1, 0)
-            service.select_and_reserve_now(request)
-            (follower,) = service.discovery.followers
-            await api.put("pods", "w-0", **pod("10.0.0.1", ready=False, worker_id="1"))
-            await until(lambda: follower.missed == 1)
-            await api.put("pods", "w-0", **pod("10.0.0.1", worker_id="1", block_size="16"))
-            await until(lambda: follower.missed == 0)
-            assert sum(row.active_requests for row in service.loads()[0].loads) == 1
-            await api.delete("pods", "w-0")
-            await until(lambda: follower.missed == 1)
-            assert sources(service).keys() == {1, 2}
-            now = 60.0
-            await until(lambda: sources(service).keys() == {2})
-        finally:
-            await service.close()

@@ -55,76 +55,6 @@ THREE = {f"http://10.0.0.{n}:8000" for n in (1, 2, 3)}
 
 
 @run_by(watching, "tmp_path")
-async def test_list_in_pages_then_watch(api: FakeKubernetes, source: Workers) -> None:
-    await until(lambda: endpoints(source) == THREE)
-    assert [query.get("continue") for query in api.lists] == [None, "2"]
-    path, query, _ = api.requests[0]
-    assert path == "/api/v1/namespaces/ns/pods"
-    assert query["labelSelector"] == "app=vllm"
-    await until(lambda: bool(api.watches))
-    await api.put("pods", "w-3", **pod("10.0.0.4"))
-    await until(lambda: "http://10.0.0.4:8000" in endpoints(source))
-    await api.put("pods", "w-0", **pod("10.0.0.1", ready=False))
-    await until(lambda: "http://10.0.0.1:8000" not in endpoints(source))
-    await api.delete("pods", "w-1")
-    await until(lambda: endpoints(source) == {"http://10.0.0.3:8000", "http://10.0.0.4:8000"})
-    assert len(api.lists) == 2
-    assert api.watches[0]["resourceVersion"] == "103"
-
-
-@run_by(watching, "tmp_path")
-async def test_a_broken_watch_goes_on_where_it_was(api: FakeKubernetes, source: Workers) -> None:
-    await until(lambda: len(api.watches) == 1)
-    await api.bookmark()
-    await api.break_watches()
-    await api.put("pods", "w-3", **pod("10.0.0.4"))
-    await until(lambda: len(endpoints(source)) == 4)
-    assert len(api.lists) == 2, "nothing was listed anew"
-    assert int(api.watches[-1]["resourceVersion"]) >= 103
-
-
-@run_by(watching, "tmp_path")
-async def test_a_bookmark_moves_the_version_and_nothing_else(
-    api: FakeKubernetes, source: Workers
-) -> None:
-    await until(lambda: len(api.watches) == 1)
-    before = source.updates
-    await api.bookmark()
-    version = str(api.version)
-    await until(lambda: getattr(source, "_version", "") == version)
-    api.compact()
-    api.oldest = int(version)  # only who has heard the bookmark may go on
-    await api.break_watches()
-    await until(lambda: api.watches[-1]["resourceVersion"] == version)
-    assert (source.updates, len(api.lists)) == (before, 2)
-
-
-@run_by(watching, "tmp_path")
-async def test_gone_means_to_list_anew(api: FakeKubernetes, source: Workers) -> None:
-    await until(lambda: len(api.watches) == 1)
-    del api.objects["pods", "w-1"]  # happened while nobody watched, and is history
-    api.compact()
-    await api.break_watches()
-    await until(lambda: len(endpoints(source)) == 2)
-    assert len(api.lists) == 3
-    assert source.failures["gone"] == 1
-
-
-@run_by(watching, "tmp_path")
-async def test_an_api_server_in_trouble_changes_nothing(
-    api: FakeKubernetes, source: Workers
-) -> None:
-    await until(lambda: len(api.watches) == 1)
-    api.fail_with = 503
-    await api.break_watches()
-    await until(lambda: source.failures.get("status", 0) >= 2)
-    assert endpoints(source) == THREE
-    api.fail_with = None
-    await api.put("pods", "w-3", **pod("10.0.0.4"))
-    await until(lambda: len(endpoints(source)) == 4)
-
-
-@run_by(watching, "tmp_path")
 async def test_garbage_in_a_watch(api: FakeKubernetes, source: Workers) -> None:
     await until(lambda: len(api.watches) == 1)
     garbage = (
@@ -168,21 +98,6 @@ async def test_no_more_objects_than_may_be(api: FakeKubernetes, source: Workers)
     assert endpoints(source) == THREE
     source._api.objects_max += 1
     await until(lambda: endpoints(source) != THREE)
-
-
-@run_by(watching, "tmp_path")
-async def test_the_token_is_read_again_when_it_rotates(
-    api: FakeKubernetes, source: Workers, *, tmp_path: Path
-) -> None:
-    (tmp_path / "token").write_text("first\n")
-    api.token = "first"
-    await until(lambda: len(api.watches) == 1)
-    api.token = "second"
-    await api.break_watches()
-    await until(lambda: source.failures.get("unauthorized", 0) >= 1)
-    (tmp_path / "token").write_text("second\n")
-    await api.put("pods", "w-3", **pod("10.0.0.4"))
-    await until(lambda: len(endpoints(source)) == 4)
 
 
 def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -> None:
@@ -249,16 +164,6 @@ def slice_of(*addresses: str, port: int = 9092, **conditions: bool) -> dict[str,
         ],
         "ports": [{"name": "replica-sync", "port": port}, {"name": "http", "port": 8092}],
     }
-
-
-@run_by(watching, "tmp_path", slices=True)
-async def test_workers_out_of_endpoint_slices(api: FakeKubernetes, source: Workers) -> None:
-    await until(lambda: len(api.watches) == 1)
-    assert endpoints(source) == set()
-    await api.put("endpointslices", "s-1", **slice_of("10.1.0.1", "10.1.0.2"))
-    await api.put("endpointslices", "s-2", **slice_of("10.1.0.3", ready=False))
-    await until(lambda: len(endpoints(source)) == 2)
-    assert api.requests[0][0] == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 
 
 async def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
+from tests.select_service.edge.serving import PROMPT, SETTINGS, app_client, worker
 from tests.wait import run, until
 
 PODS, SLICES = "pods", "endpointslices"
@@ -333,7 +333,7 @@ async def test_the_engine_that_stays_connected_is_the_same_after_any_flap(cluste
     await until(lambda: cluster.service.worker_record(worker_id) is None)
 
 
-def test_a_worker_that_the_file_names_no_longer_ends_what_it_has(tmp_path: Path) -> None:
+async def test_a_worker_that_the_file_names_no_longer_ends_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
 
     def write(*bodies: dict[str, object]) -> None:
@@ -341,8 +341,8 @@ def test_a_worker_that_the_file_names_no_longer_ends_what_it_has(tmp_path: Path)
         path.with_suffix(".new").replace(path)
 
     write(worker(1), worker(2))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01}
+    async with app_client(**chosen) as (client, service):
         await until(lambda: service.core.reader.schedulable == 2)
         pinned = {"reservation_id": "r", "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
         await client.post("/select_and_reserve", json=PROMPT | pinned)
@@ -361,14 +361,12 @@ def test_a_worker_that_the_file_names_no_longer_ends_what_it_has(tmp_path: Path)
         assert (await client.delete("/reservations/r")).status_code == 200
         await until(lambda: len(service.workers()) == 1)
 
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
-
-def test_who_is_no_longer_named_may_be_registered_by_anybody(tmp_path: Path) -> None:
+async def test_who_is_no_longer_named_may_be_registered_by_anybody(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     path.write_text(json.dumps([worker(1), worker(2)]))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {"workers_file": str(path), "workers_file_poll_s": 0.01}
+    async with app_client(**chosen) as (client, service):
         await until(lambda: service.core.reader.schedulable == 2)
         pinned = {"reservation_id": "r", "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
         await client.post("/select_and_reserve", json=PROMPT | pinned)
@@ -379,8 +377,6 @@ def test_who_is_no_longer_named_may_be_registered_by_anybody(tmp_path: Path) -> 
         assert (answer["source"], answer["lifecycle"]) == ("api", "schedulable")
         (scope,) = service.loads()
         assert [row.active_requests for row in scope.loads] == [1, 0], "with what it has"
-
-    in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
 
 async def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:

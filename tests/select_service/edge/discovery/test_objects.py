@@ -117,14 +117,6 @@ def test_nonsense_is_named(annotation: str, value: str) -> None:
         read(pod("10.0.0.1", ready=True, **{annotation: value}))
 
 
-def test_pods_that_are_not_there() -> None:
-    gone = pod("10.0.0.1")
-    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    pending = pod("10.0.0.1")
-    pending["status"] |= {"phase": "Pending", "podIP": None}
-    assert read(gone) == read(pending) == read(pod("10.0.0.1", ready=False)) == []
-
-
 def test_a_port_by_name() -> None:
     (spec,) = read(pod("10.0.0.1", port="kv-events"))
     assert spec.endpoint == "http://10.0.0.1:5557"

@@ -22,7 +22,6 @@ from select_service.edge.discovery.objects import (
     WorkerIdClaims,
 )
 from select_service.edge.discovery.setup import create_discovery
-from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
 from tests.coroutines import run_by
@@ -33,7 +32,7 @@ from tests.select_service.edge.discovery.test_kubernetes import (
     slice_of,
     watching,
 )
-from tests.select_service.edge.serving import SETTINGS, in_process, worker
+from tests.select_service.edge.serving import SETTINGS, app_client, worker
 from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
@@ -120,22 +119,22 @@ def templated(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("slices", [False, True])
-def test_the_others_are_refused_by_name(tmp_path: Path, *, slices: bool) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        if slices:
-            piece = slice_of("10.0.0.1", "10.0.0.2", "10.0.0.3")
-            piece["metadata"] = {"annotations": {"select-service.io/worker-id": "5"}}
-            await api.put("endpointslices", "s", **piece)
-            names = [f"ns/pod-10.0.0.{number}" for number in (1, 2, 3)]
-        else:
-            for number in (1, 2, 3):
-                await api.put("pods", f"w-{number - 1}", **templated(number))
-            names = ["ns/w-0", "ns/w-1", "ns/w-2"]
-        await until(lambda: source.shared == {5: names})
-        assert source.rejected == dict.fromkeys(names[1:], f"worker-id 5 is that of {names[0]}")
-        assert len(endpoints(source)) == 1
-
-    watching(use, tmp_path, slices=slices)
+@run_by(watching, "tmp_path", "slices")
+async def test_the_others_are_refused_by_name(
+    api: FakeKubernetes, source: Workers, *, slices: bool
+) -> None:
+    if slices:
+        piece = slice_of("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        piece["metadata"] = {"annotations": {"select-service.io/worker-id": "5"}}
+        await api.put("endpointslices", "s", **piece)
+        names = [f"ns/pod-10.0.0.{number}" for number in (1, 2, 3)]
+    else:
+        for number in (1, 2, 3):
+            await api.put("pods", f"w-{number - 1}", **templated(number))
+        names = ["ns/w-0", "ns/w-1", "ns/w-2"]
+    await until(lambda: source.shared == {5: names})
+    assert source.rejected == dict.fromkeys(names[1:], f"worker-id 5 is that of {names[0]}")
+    assert len(endpoints(source)) == 1
 
 
 @run_by(watching, "tmp_path")
@@ -189,11 +188,16 @@ async def test_a_finding_and_a_metric_tell() -> None:
         await service.close()
 
 
-def test_a_source_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+async def test_a_source_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     path.write_text(json.dumps([worker(1)]))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {
+        "workers_file": str(path),
+        "workers_file_poll_s": 0.01,
+        "router": NO_EVENTS,
+        "doctor_interval_s": 0.0,
+    }
+    async with app_client(**chosen) as (client, service):
         await until(lambda: service.core.reader.schedulable == 1)
         assert service.discovery is not None
         (follower,) = service.discovery.followers
@@ -213,11 +217,3 @@ def test_a_source_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
         await until(lambda: service.core.reader.schedulable == 2)
         await service.diagnosed.examine()
         assert "discovery-stale" not in await codes(client)
-
-    in_process(
-        use,
-        workers_file=str(path),
-        workers_file_poll_s=0.01,
-        router=NO_EVENTS,
-        doctor_interval_s=0.0,
-    )

@@ -16,7 +16,6 @@ from select_service.edge.discovery.source import DiscoverySource, SourceFailed, 
 from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod, status
 from tests.select_service.edge.discovery.test_kubernetes import (
-    THREE,
     Workers,
     endpoints,
     watching,
@@ -158,65 +157,12 @@ def test_a_watch_that_does_not_end_in_time_is_begun_again(
     watching(use, tmp_path)
 
 
-def test_a_watch_that_says_nothing_at_all_is_followed_by_a_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server whose etcd was restored from a backup is silent until it reaches our version."""
-    monkeypatch.setattr(kubernetes, "WATCH_S", 0.05)
-    monkeypatch.setattr(kubernetes, "WATCH_SHORT_S", 0.0)
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: endpoints(source) == THREE)
-        api.watches_end = True
-        api.version -= 50
-        await api.delete("pods", "w-0")
-        await api.break_watches()
-        await until(lambda: len(endpoints(source)) == 2)
-        assert int(getattr(source, "_version")) == api.version  # noqa: B009 - of Watched
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 3)
-
-    watching(use, tmp_path)
-
-
-def test_a_bookmark_as_api_servers_write_it(tmp_path: Path) -> None:
-    """All that is not told is null."""
-    object_ = {
-        "kind": "Pod",
-        "apiVersion": "v1",
-        "metadata": {"resourceVersion": "777", "creationTimestamp": None},
-        "spec": {"containers": None},
-        "status": {},
-    }
-    text = json.dumps({"type": "BOOKMARK", "object": object_}).encode() + b"\n"
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: bool(api._watchers))
-        await api.say_raw(text)
-        await until(lambda: getattr(source, "_version", "") == "777")
-        assert (source.failures, len(api.lists)) == ({}, 2)
-
-    watching(use, tmp_path)
-
-
 @run_by(watching, "tmp_path", slices=True)
 async def test_nothing_is_listed_as_null(api: FakeKubernetes, source: Workers) -> None:
     """Old servers write an empty list so."""
     api.nothing = None
     await until(lambda: source.latest == {})
     assert source.failures == {}
-
-
-@run_by(watching, "tmp_path")
-async def test_a_list_whose_rest_expires_is_asked_for_whole(
-    api: FakeKubernetes, source: Workers
-) -> None:
-    """It takes longer to read than the server keeps its pages, and would do so for ever."""
-    api.pages_expired = 1
-    await until(lambda: endpoints(source) == THREE)
-    assert ["limit" in query for query in api.lists] == [True, True, False, False]
-    assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
-    assert source.failures["gone"] == 1
 
 
 class Pauses:

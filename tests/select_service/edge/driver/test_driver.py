@@ -73,7 +73,7 @@ async def waits(task: asyncio.Task[object], service: Driver, count: int) -> None
         await asyncio.sleep(0)
 
 
-async def test_callers_in_this_process_get_numbers_where_others_ask_over_http() -> None:
+async def test_callers_app_client_get_numbers_where_others_ask_over_http() -> None:
     async with driver() as service:
         service.show_hashes_with(show_hashes)
         booked = await service.select_and_reserve(prompt("a"))

@@ -11,6 +11,7 @@ import pytest
 
 from select_service.edge.epp.messages import ProcessingResponse
 from select_service.types import ReservationRequest
+from tests.coroutines import run_by
 from tests.select_service.edge.epp.gateway import Gateway, at_a_gateway, hear, refused
 
 GOLDEN = json.loads(
@@ -40,46 +41,40 @@ def add_worker(at: Gateway, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN["exchanges"])
-def test_an_exchange_goes_as_recorded(name: str) -> None:
-    async def use(at: Gateway) -> None:
-        add_worker(at, name)
-        stream = at.stream()
-        for sent, gets in GOLDEN["exchanges"][name]:
-            await stream.write(base64.b64decode(sent))
-            for expected in gets:
-                answer = await hear(stream)
-                assert answer == ProcessingResponse.FromString(base64.b64decode(expected))
-        await stream.done_writing()
-        assert await stream.read() is grpc.aio.EOF
-        assert await stream.code() is grpc.StatusCode.OK
-        at.driver.take_back("busy")
-        await at.settled()
-        assert at.traffic.crashes == at.traffic.lost == 0
-        assert at.traffic.broken == (
-            name == "headers alone"
-        )  # its response has no end that is told
-
-    at_a_gateway(use)
+@run_by(at_a_gateway)
+async def test_an_exchange_goes_as_recorded(at: Gateway, *, name: str) -> None:
+    add_worker(at, name)
+    stream = at.stream()
+    for sent, gets in GOLDEN["exchanges"][name]:
+        await stream.write(base64.b64decode(sent))
+        for expected in gets:
+            answer = await hear(stream)
+            assert answer == ProcessingResponse.FromString(base64.b64decode(expected))
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    assert await stream.code() is grpc.StatusCode.OK
+    at.driver.take_back("busy")
+    await at.settled()
+    assert at.traffic.crashes == at.traffic.lost == 0
+    assert at.traffic.broken == (name == "headers alone")
 
 
 @pytest.mark.parametrize("name", GOLDEN["refused"])
-def test_a_refusal_is_an_immediate_response(name: str) -> None:
-    async def use(at: Gateway) -> None:
-        at.add_worker()
-        stream = at.stream()
-        status, sends = GOLDEN["refused"][name]
-        head, *rest = sends
-        await stream.write(base64.b64decode(head))
-        if "buffered" in name:
-            assert (await hear(stream)).WhichOneof("response") == "request_headers"
-        for sent in rest:
-            await stream.write(base64.b64decode(sent))
-        found, named, body = await refused(stream)
-        assert found == status
-        assert named["content-type"] == "application/json"
-        assert ("retry-after" in named) is (status == 503)
-        assert body["error"]
-        assert body["code"]
-        assert at.traffic.refused == {status: 1}
-
-    at_a_gateway(use)
+@run_by(at_a_gateway)
+async def test_a_refusal_is_an_immediate_response(at: Gateway, *, name: str) -> None:
+    at.add_worker()
+    stream = at.stream()
+    status, sends = GOLDEN["refused"][name]
+    head, *rest = sends
+    await stream.write(base64.b64decode(head))
+    if "buffered" in name:
+        assert (await hear(stream)).WhichOneof("response") == "request_headers"
+    for sent in rest:
+        await stream.write(base64.b64decode(sent))
+    found, named, body = await refused(stream)
+    assert found == status
+    assert named["content-type"] == "application/json"
+    assert ("retry-after" in named) is (status == 503)
+    assert body["error"]
+    assert body["code"]
+    assert at.traffic.refused == {status: 1}

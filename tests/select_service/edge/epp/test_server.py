@@ -144,14 +144,11 @@ def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
     at_a_gateway(use, tls_cert=str(cert), tls_key=str(key), epp_host="localhost")
 
 
-def test_a_port_that_is_taken_is_told() -> None:
-    async def use() -> None:
-        async with gateway() as at:
-            with pytest.raises(CannotListenError, match=f"port {at.picker.port} \\(--epp-port\\)"):
-                async with gateway(epp_port=at.picker.port):
-                    pass
-
-    run(use())
+async def test_a_port_that_is_taken_is_told() -> None:
+    async with gateway() as at:
+        with pytest.raises(CannotListenError, match=f"port {at.picker.port} \\(--epp-port\\)"):
+            async with gateway(epp_port=at.picker.port):
+                pass
 
 
 def test_without_grpc_the_start_says_what_to_install(

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from select_service.edge.epp import processing_stream
+from tests.coroutines import run_by
 from tests.select_service.edge.epp.gateway import (
     Gateway,
     at_a_gateway,
@@ -50,26 +51,24 @@ async def test_the_first_bytes_end_the_prefill_and_the_end_frees(at: Gateway) ->
 
 @pytest.mark.parametrize("after", ["choice", "headers", "body"])
 @pytest.mark.parametrize("how", ["cancel", "half_close"])
-def test_a_stream_that_breaks_frees(after: str, how: str) -> None:
-    async def use(at: Gateway) -> None:
-        at.add_worker()
-        stream, endpoint = await placed(at, PROMPT)
-        if after != "choice":
-            await say(stream, response_headers(endpoint))
-            await hear(stream)
-        if after == "body":
-            await say(stream, body(b"data", end=False, kind="response_body"))
-            await hear(stream)
-        assert at.driver.awaited == 1
-        if how == "cancel":
-            stream.cancel()
-        else:
-            await stream.done_writing()
-        await until(lambda: not at.driver.awaited)
-        await at.settled()
-        assert at.traffic.broken == 1
-
-    at_a_gateway(use)
+@run_by(at_a_gateway)
+async def test_a_stream_that_breaks_frees(at: Gateway, *, after: str, how: str) -> None:
+    at.add_worker()
+    stream, endpoint = await placed(at, PROMPT)
+    if after != "choice":
+        await say(stream, response_headers(endpoint))
+        await hear(stream)
+    if after == "body":
+        await say(stream, body(b"data", end=False, kind="response_body"))
+        await hear(stream)
+    assert at.driver.awaited == 1
+    if how == "cancel":
+        stream.cancel()
+    else:
+        await stream.done_writing()
+    await until(lambda: not at.driver.awaited)
+    await at.settled()
+    assert at.traffic.broken == 1
 
 
 @played()
@@ -257,19 +256,19 @@ async def test_what_ended_elsewhere_is_counted(at: Gateway) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"", b"\x42\x00"])
-def test_bytes_that_are_no_message_end_their_stream_alone(data: bytes) -> None:
-    async def use(at: Gateway) -> None:
-        at.add_worker()
-        stream = at.stream()
-        await stream.write(data)
-        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await stream.details()
-        other, _ = await placed(at, PROMPT)
-        other.cancel()
-        await at.settled()
-        assert at.traffic.crashes == 0
-
-    at_a_gateway(use)
+@run_by(at_a_gateway)
+async def test_bytes_that_are_no_message_end_their_stream_alone(
+    at: Gateway, *, data: bytes
+) -> None:
+    at.add_worker()
+    stream = at.stream()
+    await stream.write(data)
+    assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await stream.details()
+    other, _ = await placed(at, PROMPT)
+    other.cancel()
+    await at.settled()
+    assert at.traffic.crashes == 0
 
 
 @played()

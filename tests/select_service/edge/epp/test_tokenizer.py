@@ -143,21 +143,18 @@ async def test_what_is_remembered_is_bounded() -> None:
         (302, b""),
     ],
 )
-def test_an_engine_that_fails_is_left_alone_for_a_while(status: int, answer: bytes) -> None:
-    async def use() -> None:
-        async with engine() as bad, engine() as good, asking() as at:
-            bad.status, bad.answer = status, answer
-            assert await at.ask(bad.url) == "engine_failed"
-            assert await at.ask(bad.url) == "no_engine"
-            for number in range(4):
-                tokens = await at.ask(bad.url, good.url, text=b"%d" % number)
-                assert tokens == pack_tokens(TOKENS)
-            assert len(bad.asked) == 1
-            at.now += PAUSE_S
-            bad.status, bad.answer = good.status, good.answer
-            assert await at.ask(bad.url) == pack_tokens(TOKENS)
-
-    run(use())
+async def test_an_engine_that_fails_is_left_alone_for_a_while(status: int, answer: bytes) -> None:
+    async with engine() as bad, engine() as good, asking() as at:
+        bad.status, bad.answer = status, answer
+        assert await at.ask(bad.url) == "engine_failed"
+        assert await at.ask(bad.url) == "no_engine"
+        for number in range(4):
+            tokens = await at.ask(bad.url, good.url, text=b"%d" % number)
+            assert tokens == pack_tokens(TOKENS)
+        assert len(bad.asked) == 1
+        at.now += PAUSE_S
+        bad.status, bad.answer = good.status, good.answer
+        assert await at.ask(bad.url) == pack_tokens(TOKENS)
 
 
 @run_by(alone)

@@ -20,8 +20,9 @@ from tests.select_service.edge.serving import (
     PROMPT,
     Wire,
     add_worker,
+    app_client,
     in_process,
-    on_a_port,
+    listening,
     worker,
 )
 
@@ -58,15 +59,15 @@ async def test_paths_are_exact(client: httpx.AsyncClient, *, path: str) -> None:
 
 @pytest.mark.parametrize("access_log", [False, True])
 @pytest.mark.parametrize("console", [False, True])
-def test_the_root_says_what_there_is(console: bool, access_log: bool) -> None:
+async def test_the_root_says_what_there_is(console: bool, access_log: bool) -> None:
     """The contract's 404 and its words, and where to go."""
-
-    async def use(port: int, _: Driver, __: object) -> None:
+    async with listening(no_console=not console, access_log=access_log) as (port, _, _):
         wire = await Wire.to(port)
         places = {"console": "/console", "docs": "/docs"} if console else {}
         for path in ("/", "/", "/?from=somebody"):  # the second time from memory, if there is any
-            wire.ask("GET", path, None, "Accept: text/html,*/*;q=0.8")
-            status, headers, content = await wire.answer()
+            status, headers, content = await wire.exchange(
+                "GET", path, None, "Accept: text/html,*/*;q=0.8"
+            )
             assert (status, headers["content-type"]) == (404, "application/json")
             assert json.loads(content) == {
                 "error": "route not found",
@@ -84,22 +85,17 @@ def test_the_root_says_what_there_is(console: bool, access_log: bool) -> None:
                 head = await wire.reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 ")
 
-    on_a_port(use, no_console=not console, access_log=access_log)
 
-
-def test_the_root_tells_strangers_no_version(tmp_path: Path) -> None:
+async def test_the_root_tells_strangers_no_version(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     token = file.add("reader", "read")
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(**file.setting) as (client, _):
         for headers in ({}, {"Authorization": f"Bearer {token}"}):
             answer = await client.get("/", headers=headers)
             problem(answer, 404, "route_not_found")
             assert answer.json()["error"] == "route not found"
             assert answer.json()["details"]["service"] == "select-service"
             assert "version" not in answer.json()["details"]
-
-    in_process(use, token_file=str(file.path))
 
 
 @pytest.mark.parametrize(

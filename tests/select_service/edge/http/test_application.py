@@ -21,7 +21,9 @@ from tests.select_service.edge.serving import (
     SETTINGS,
     Wire,
     add_worker,
+    app_client,
     in_process,
+    listening,
     on_a_port,
 )
 from tests.wait import until
@@ -33,8 +35,7 @@ async def _fill(port: int, service: Driver) -> Wire:
     """Make the only worker busy; returns an open connection."""
     add_worker(service, max_num_batched_tokens=1)
     wire = await Wire.to(port)
-    wire.ask("POST", "/reservations", BUSY)
-    assert (await wire.answer())[0] == 201
+    assert await wire.status("POST", "/reservations", BUSY) == 201
     return wire
 
 
@@ -50,8 +51,7 @@ async def test_a_request_that_waits_is_answered_when_there_is_room(
     waiting = await Wire.to(port)
     waiting.ask("POST", "/select", {**PROMPT, "bogus": 1})
     await until(lambda: _pending(service) == 1)
-    wire.ask("POST", "/reservations/busy/prefill_complete")
-    assert (await wire.answer())[0] == 200
+    assert await wire.status("POST", "/reservations/busy/prefill_complete") == 200
     status, headers, body = await waiting.answer()
     assert status == 200
     assert headers["warning"] == '299 - "unknown field: bogus"'
@@ -70,23 +70,18 @@ async def test_a_refusal_after_waiting(port: int, service: Driver) -> None:
     constraint = {"routing_constraints": {"required_taints": ["nobody"]}}
     waiting_too.ask("POST", "/select", {**PROMPT, **constraint})
     await until(lambda: _pending(service) == 2)
-    wire.ask("DELETE", "/reservations/busy")
-    assert (await wire.answer())[0] == 200
+    assert await wire.status("DELETE", "/reservations/busy") == 200
     assert (await waiting.answer())[0] == 200
     status, _headers, body = await waiting_too.answer()
     assert (status, json.loads(body)["code"]) == (503, "no_eligible_worker")
 
 
-def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TICK_S", 600.0)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening(header_timeout_s=9000.0, body_timeout_s=9000.0) as (port, _, running):
         wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-        assert not server.should_exit
-
-    on_a_port(use, header_timeout_s=9000.0, body_timeout_s=9000.0)
+        assert await wire.status("GET", "/health") == 200
+        assert not running.should_exit
 
 
 @run_by(on_a_port)
@@ -144,31 +139,29 @@ async def test_a_stream_ends_with_the_process(
     await until(lambda: endless.closed)
 
 
-def test_a_stream_that_fails_is_cut(
+async def test_a_stream_that_fails_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"{"
         raise ZeroDivisionError
 
-    async def use(port: int, service: Driver, _: Server) -> None:
+    async with listening() as (port, service, _):
         monkeypatch.setattr(service, "dump", broken)
         wire = await Wire.to(port)
         wire.ask("GET", "/dump")
         assert not (await wire.rest()).endswith(b"0\r\n\r\n")
-
-    on_a_port(use)
     assert "stream failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_error_of_ours_is_500_and_no_more(
+async def test_an_error_of_ours_is_500_and_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, service):
         for verb in ("load_scopes", "select_now", "upsert_worker"):
             monkeypatch.setattr(service, verb, broken)
         seen = [
@@ -182,23 +175,18 @@ def test_an_error_of_ours_is_500_and_no_more(
         assert (await client.get("/health")).status_code == 200
         metrics = (await client.get("/metrics")).text
         assert "select_service_http_crashes_total 3.0" in metrics
-
-    in_process(use)
     assert caplog.text.count("ZeroDivisionError: secret") == 3
 
 
-def test_a_wait_that_fails_is_500(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_that_fails_is_500(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_: object) -> None:
         raise ZeroDivisionError
 
-    async def use(port: int, service: Driver, _: Server) -> None:
+    async with listening() as (port, service, _):
         await _fill(port, service)
         monkeypatch.setattr(service, "wait", broken)
         wire = await Wire.to(port)
-        wire.ask("POST", "/select", PROMPT)
-        assert (await wire.answer())[0] == 500
-
-    on_a_port(use)
+        assert await wire.status("POST", "/select", PROMPT) == 500
 
 
 @run_by(on_a_port)
@@ -209,13 +197,11 @@ async def test_a_client_that_leaves_within_its_body(port: int) -> None:
         b"content-length: 100\r\n\r\n{"
     )
     other = await Wire.to(port)
-    other.ask("GET", "/health")
-    await other.answer()
+    await other.exchange("GET", "/health")
     wire.close()
 
     async def gone() -> bool:
-        other.ask("GET", "/metrics")
-        text = (await other.answer())[2].decode()
+        text = (await other.exchange("GET", "/metrics"))[2].decode()
         line = f'route="/select",status="{CLIENT_GONE}"'
         return line in text
 

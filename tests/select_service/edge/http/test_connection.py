@@ -18,7 +18,14 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    add_worker,
+    listening,
+    on_a_port,
+)
 from tests.wait import until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -126,12 +133,11 @@ FIXED = ("/dump", "/openapi.json", "/metrics")
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
 @pytest.mark.parametrize("packed", [True, False], ids=["packed body", "JSON body"])
-def test_both_ways_answer_alike_in_msgpack(
+async def test_both_ways_answer_alike_in_msgpack(
     exchange: tuple[str, str, object], packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept = "accept: application/x-msgpack"
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    async with listening() as (port, service, _):
         add_worker(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
         _, _, plain = await _exchange(await Wire.to(port), exchange)
@@ -148,8 +154,6 @@ def test_both_ways_answer_alike_in_msgpack(
         again = await _exchange(await Wire.to(port), exchange, accept, packed=packed)
         decode = msgspec.msgpack.decode
         assert again == fast or _without_time(again, decode) == _without_time(fast, decode)
-
-    on_a_port(use)
 
 
 def _without_time(
@@ -206,10 +210,10 @@ async def test_one_connection_may_speak_both(
     packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
     answers = []
     for _ in range(3):  # learnt, looked up by lines, looked up by the whole head
-        wire.ask("POST", "/select", PROMPT)
-        answers.append((await wire.answer())[1:])
-        wire.ask("POST", "/select", PROMPT, "accept: application/msgpack")
-        answers.append((await wire.answer())[1:])
+        answers.append((await wire.exchange("POST", "/select", PROMPT))[1:])
+        answers.append(
+            (await wire.exchange("POST", "/select", PROMPT, "accept: application/msgpack"))[1:]
+        )
         wire.ask_packed("POST", "/select", packed)
         answers.append((await wire.answer())[1:])
         wire.ask_packed("POST", "/select", packed, "accept: application/vnd.msgpack")
@@ -236,25 +240,8 @@ async def test_a_lifecycle_needs_no_exchange(
         ("POST", "/reservations/r%2F1/output_block", {}),
         ("DELETE", "/reservations/r%2F1", None),
     ):
-        wire.ask(method, path, body)
-        assert (await wire.answer())[0] == 200
+        assert await wire.status(method, path, body) == 200
     assert len(taken) == 4
-
-
-@run_by(on_a_port)
-async def test_a_body_in_pieces(port: int, service: Driver, *, taken: list[bytes]) -> None:
-    add_worker(service)
-    body = json.dumps(PROMPT).encode()
-    wire = await Wire.to(port)
-    head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-    wire.say(head + b"content-length: %d\r\n\r\n" % len(body))
-    for at in range(0, len(body), 9):
-        other = await Wire.to(port)  # its answer shows that the piece before was read
-        other.ask("GET", "/health")
-        await other.answer()
-        wire.say(body[at : at + 9])
-    assert (await wire.answer())[0] == 200
-    assert taken.count(b"/select") == 1
 
 
 @run_by(on_a_port)
@@ -278,13 +265,10 @@ async def test_who_asks_for_what_is_not_there_is_told_so_at_once(
 ) -> None:
     wire = await Wire.to(port)
     for _ in range(2):  # learnt, and known
-        wire.ask("GET", "/nowhere?asked=1", None)
-        assert (await wire.answer())[0] == 404
-        wire.ask("GET", "/select", None)
-        status, headers, _body = await wire.answer()
+        assert await wire.status("GET", "/nowhere?asked=1", None) == 404
+        status, headers, _body = await wire.exchange("GET", "/select", None)
         assert (status, headers["allow"]) == (405, "POST")
-        wire.ask("DELETE", "/reservations/%ff", None)
-        assert (await wire.answer())[0] == 400
+        assert await wire.status("DELETE", "/reservations/%ff", None) == 400
     assert taken == 2 * [b"/nowhere", b"/select", b"/reservations/%ff"]
     wire.ask("POST", "/nowhere", {"a": "body"})  # which somebody has to read
     wire.ask("HEAD", "/nowhere", None)
@@ -401,18 +385,8 @@ async def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(
 @run_by(on_a_port, access_log=True)
 async def test_with_an_access_log_every_request_is_in_it(port: int, *, taken: list[bytes]) -> None:
     wire = await Wire.to(port)
-    wire.ask("GET", "/health")
-    assert (await wire.answer())[0] == 200
+    assert await wire.status("GET", "/health") == 200
     assert taken == []
-
-
-@run_by(on_a_port, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
-async def test_an_idle_connection_is_closed(port: int, *, taken: list[bytes]) -> None:
-    wire = await Wire.to(port)
-    wire.ask("GET", "/health")
-    assert (await wire.answer())[0] == 200
-    assert await wire.rest() == b""
-    assert taken == [b"/health"]
 
 
 @pytest.mark.parametrize("way", ["fast", "asgi"])
@@ -470,24 +444,6 @@ async def test_a_body_that_arrives_while_the_server_leaves(
     assert (status, headers["connection"]) == (200, "close")
     assert await wire.rest() == b""
     assert taken == [b"/select"]
-
-
-def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*_: object) -> None:
-        raise RuntimeError("a bug of ours")
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        add_worker(service)
-        monkeypatch.setattr(service, "select_now", crash)
-        wire = await Wire.to(port)
-        wire.ask("POST", "/select", {**PROMPT, "explain": False})  # which no kernel takes
-        status, _, body = await wire.answer()
-        assert (status, json.loads(body)["code"]) == (500, "internal_error")
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-        assert server._application._traffic.crashes == 1
-
-    on_a_port(use)
 
 
 @run_by(on_a_port)

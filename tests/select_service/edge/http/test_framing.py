@@ -13,7 +13,7 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
 from tests.wait import until
 
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -64,6 +64,14 @@ REFUSED = {
     "blank in a name": b"GET /health HTTP/1.1\r\nx y: 1\r\n\r\n",
     "no name": b"GET /health HTTP/1.1\r\n: 1\r\n\r\n",
     "tabs": b"GET\t/health\tHTTP/1.1\r\nhost: s\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "no HTTP": b"NONSENSE\r\n\r\n",
+    "blank in a path": b"GET /a b HTTP/1.1\r\nhost: s\r\n\r\n",
+    "zero byte in a value": b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n",
+    "a proxy is asked for": b"CONNECT example.org:80 HTTP/1.1\r\nhost: example.org:80\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    "length below zero": HEAD + b"content-length: -1\r\n\r\n{}",
+    "chunk of no number": HEAD + CHUNKED + b"\r\nzz\r\n",
     "no host": b"GET /health HTTP/1.1\r\nx: y\r\n\r\n",
     "no host, with a body": HEAD.replace(b"host: s\r\n", b"") + SIZED + b"\r\n" + BODY,
     "no host, with a whole URL": b"GET http://s/health HTTP/1.1\r\n\r\n",
@@ -79,13 +87,18 @@ REFUSED = {
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
 @run_by(on_a_port)
 async def test_what_can_be_read_in_two_ways_is_refused(
-    port: int, service: Driver, *, data: bytes
+    port: int, service: Driver, server: Server, *, data: bytes
 ) -> None:
     """And nothing behind it is taken for a request."""
     add_worker(service)
     wire = await Wire.to(port)
     wire.say(data + HIDDEN)
-    assert await statuses(wire) == [400]
+    status, headers, body = await wire.answer()
+    assert (status, json.loads(body)["code"]) == (400, "malformed_http")
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert await wire.rest() == b""
+    assert server._counts.malformed == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +125,8 @@ READ = {
     ),
     "HEAD": (b"HEAD /health HTTP/1.1\r\nhost: s\r\n\r\n", [200]),
     "OPTIONS": (b"OPTIONS /select HTTP/1.1\r\nhost: s\r\n\r\n", [405]),
+    "OPTIONS of everything": (b"OPTIONS * HTTP/1.1\r\nhost: s\r\n\r\n", [404]),
+    "two slashes": (b"GET //health HTTP/1.1\r\nhost: s\r\n\r\n", [404]),
     "TRACE": (b"TRACE /health HTTP/1.1\r\nhost: s\r\nx: secret\r\n\r\n", [405]),
     "blank lines before": (b"\r\n\r\n" + HEAD + SIZED + b"\r\n" + BODY, [200]),
     "expected": (HEAD + b"expect: 100-continue\r\n" + SIZED + b"\r\n" + BODY, [100, 200]),
@@ -140,21 +155,6 @@ async def test_what_has_one_reading(
 
 
 @run_by(on_a_port)
-async def test_head_has_no_body(port: int) -> None:
-    for path in (b"/health", b"/metrics", b"/nothing"):
-        wire = await Wire.to(port)
-        wire.say(b"HEAD %s HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n" % path)
-        assert (await wire.rest()).partition(b"\r\n\r\n")[2] == b""
-
-
-@run_by(on_a_port)
-async def test_http_1_0_is_answered_and_closed(port: int) -> None:
-    wire = await Wire.to(port)
-    wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" + HIDDEN)
-    assert (await wire.rest()).count(b"HTTP/1.1 ") == 1
-
-
-@run_by(on_a_port)
 async def test_a_trailer_is_no_header(port: int, service: Driver, server: Server) -> None:
     """A token behind the body was not there when the request was judged."""
     add_worker(service)
@@ -178,8 +178,7 @@ async def test_header_lines_have_a_limit(port: int, *, lines: int) -> None:
     wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN)
     assert await statuses(wire) == ([200, 200] if lines <= 32 else [431])
     other = await Wire.to(port)
-    other.ask("GET", "/metrics")
-    text = (await other.answer())[2].decode()
+    text = (await other.exchange("GET", "/metrics"))[2].decode()
     assert f'limit_hits_total{{name="header_lines_max"}} {float(lines > 32)}' in text
 
 
@@ -191,7 +190,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("data", "answers"), FLOODS.values(), ids=FLOODS.keys())
-def test_many_lines_are_parsed_in_many_turns(
+async def test_many_lines_are_parsed_in_many_turns(
     data: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five thousand requests in one read held the loop for 0.4 s."""
@@ -204,8 +203,7 @@ def test_many_lines_are_parsed_in_many_turns(
         genuine(self, piece)
 
     monkeypatch.setattr(HttpConnection, "take", take)
-
-    async def use(port: int, service: Driver, _: Server) -> None:
+    async with listening() as (port, service, _):
         add_worker(service)
         wire, other = await Wire.to(port), await Wire.to(port)
         wire.say(data + HIDDEN)
@@ -213,8 +211,6 @@ def test_many_lines_are_parsed_in_many_turns(
         assert (await other.answer())[0] == 200
         found = await statuses(wire)
         assert found == [200] * (answers + 1)
-
-    on_a_port(use)
     assert most == LINES_PER_TURN
 
 

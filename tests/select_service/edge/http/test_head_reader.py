@@ -120,24 +120,22 @@ BEFORE = {
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE.keys())
 @pytest.mark.parametrize(("pieces", "pause"), [(1, False), (50, False), (1, True)])
-def test_request_lines_of_two_readings_are_refused(
-    before: bytes, pieces: int, *, pause: bool
+@run_by(on_a_port)
+async def test_request_lines_of_two_readings_are_refused(
+    port: int, service: Driver, server: Server, *, before: bytes, pieces: int, pause: bool
 ) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        for name, line in LINES.items():
-            wire, already = await Wire.to(port), server._counts.malformed
-            expected, data = [400], before + line + TAIL
-            if before.strip() and pause:
-                await say(wire, before, pieces)
-                assert (await wire.answer())[0] == 200
-                data = line + TAIL
-            elif before.strip():
-                expected = [200, 400]
-            await say(wire, data, pieces)
-            assert await statuses(wire) == expected, name
-            assert server._counts.malformed == already + 1, name
-
-    on_a_port(use)
+    for name, line in LINES.items():
+        wire, already = await Wire.to(port), server._counts.malformed
+        expected, data = [400], before + line + TAIL
+        if before.strip() and pause:
+            await say(wire, before, pieces)
+            assert (await wire.answer())[0] == 200
+            data = line + TAIL
+        elif before.strip():
+            expected = [200, 400]
+        await say(wire, data, pieces)
+        assert await statuses(wire) == expected, name
+        assert server._counts.malformed == already + 1, name
 
 
 SOUND = [

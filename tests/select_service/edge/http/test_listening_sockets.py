@@ -152,19 +152,16 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
         tcp, unix = await Wire.to(port), await Wire.to(path)
         answers = []
         for wire in (tcp, unix, tcp, unix):
-            wire.ask("POST", "/select", PROMPT)
-            status, _, body = await wire.answer()
+            status, _, body = await wire.exchange("POST", "/select", PROMPT)
             answers.append((status, body))
         assert answers == [answers[0]] * 4
         assert answers[0][0] == 200
         assert not slowly, "by the fast lane"
         await until(lambda: server._counts.open == 2)
         third = await Wire.to(path)
-        third.ask("GET", "/loads")
-        assert (await third.answer())[0] == 503
+        assert await third.status("GET", "/loads") == 503
         assert server._counts.refused == 1
-        tcp.ask("GET", "/metrics")
-        _, _, text = await tcp.answer()
+        _, _, text = await tcp.exchange("GET", "/metrics")
         assert b"select_service_http_connections 2" in text
         await Wire.close_all()
 

@@ -105,40 +105,36 @@ def test_a_real_client_that_breaks_off_behind_its_request(
     [(form, False) for form in FORMS if form != "large batch"]  # that is found gone on its way
     + [(form, True) for form in ("select_and_reserve", "explained", "pair")],
 )
-def test_what_a_tenants_own_token_has_booked_is_withdrawn(
+async def test_what_a_tenants_own_token_has_booked_is_withdrawn(
     form: str, waits: bool, tmp_path: Path
 ) -> None:
     """Its ids are kept under other names than the client's."""
     path, body = FORMS[form]
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=["acme"])
-
-    async def use() -> None:
-        tokens = {"token_file": str(file.path), "session_ttl_s": 60.0}
-        async with listening(**tokens) as (port, service, server):
-            add_worker(service, tenant_id="acme", max_inflight=1 if waits else 100)
-            if waits:
-                first = {**PROMPT, "reservation_id": "first", "tenant_id": "acme"}
-                service.select_and_reserve_now(convert(first, SelectAndReserveRequest))
-            client = socket.create_connection((HOST, port))
-            await until(lambda: server.server_state.connections)
-            told: Any = {**body, "tenant_id": "acme"}
-            if "requests" in told:
-                told["requests"] = [{**one, "tenant_id": "acme"} for one in told["requests"]]
-                del told["tenant_id"]
-            client.sendall(request(path, told, "POST", file.line("ours")))
-            if waits:
-                await until(lambda: service.waiting == 1)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-            if waits:
-                service.free("first")
-                await until(lambda: service.waiting == 0)
-            else:
-                await until(lambda: service.core.counters.reservations_withdrawn)
-            await until(lambda: not service.core.lifecycle.bookings.by_id)
-
-    run(use())
+    tokens = {"token_file": str(file.path), "session_ttl_s": 60.0}
+    async with listening(**tokens) as (port, service, server):
+        add_worker(service, tenant_id="acme", max_inflight=1 if waits else 100)
+        if waits:
+            first = {**PROMPT, "reservation_id": "first", "tenant_id": "acme"}
+            service.select_and_reserve_now(convert(first, SelectAndReserveRequest))
+        client = socket.create_connection((HOST, port))
+        await until(lambda: server.server_state.connections)
+        told: Any = {**body, "tenant_id": "acme"}
+        if "requests" in told:
+            told["requests"] = [{**one, "tenant_id": "acme"} for one in told["requests"]]
+            del told["tenant_id"]
+        client.sendall(request(path, told, "POST", file.line("ours")))
+        if waits:
+            await until(lambda: service.waiting == 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        if waits:
+            service.free("first")
+            await until(lambda: service.waiting == 0)
+        else:
+            await until(lambda: service.core.counters.reservations_withdrawn)
+        await until(lambda: not service.core.lifecycle.bookings.by_id)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -214,39 +210,33 @@ def _reserve(name: str) -> Any:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_task_cancelled_around_its_turn_has_an_answer_or_no_booking(turns: int) -> None:
-    async def use() -> None:
-        async with SelectionService() as service:
-            await service.upsert_worker({**worker(), "max_inflight": 1})
-            await service.select_and_reserve({**PROMPT, "reservation_id": "first"})
-            task = asyncio.ensure_future(service.select_and_reserve({**BOOK, "explain": True}))
-            await until(lambda: service.driver.waiting == 1, pause_s=0)
-            await service.free("first")
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait({task})
-            booked = list(service.driver.core.lifecycle.bookings.by_id)
-            assert booked == ([] if task.cancelled() else ["mine"])
-            assert turns or task.cancelled()
-
-    run(use())
+async def test_a_task_cancelled_around_its_turn_has_an_answer_or_no_booking(turns: int) -> None:
+    async with SelectionService() as service:
+        await service.upsert_worker({**worker(), "max_inflight": 1})
+        await service.select_and_reserve({**PROMPT, "reservation_id": "first"})
+        task = asyncio.ensure_future(service.select_and_reserve({**BOOK, "explain": True}))
+        await until(lambda: service.driver.waiting == 1, pause_s=0)
+        await service.free("first")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        booked = list(service.driver.core.lifecycle.bookings.by_id)
+        assert booked == ([] if task.cancelled() else ["mine"])
+        assert turns or task.cancelled()
 
 
 @pytest.mark.parametrize("form", [one for one in FORMS if one != "of a session"])
-def test_a_task_cancelled_while_the_disk_writes_has_booked_nothing(
+async def test_a_task_cancelled_while_the_disk_writes_has_booked_nothing(
     form: str, tmp_path: Path
 ) -> None:
-    async def use() -> None:
-        async with SelectionService(state_dir=tmp_path) as service:
-            await service.upsert_worker(worker())
-            path, body = FORMS[form]
-            name = {"/reservations": "reserve"}.get(path, path[1:])
-            task = asyncio.ensure_future(getattr(service, name)(body))
-            await until(lambda: service.driver.core.lifecycle.bookings.by_id, pause_s=0)
-            task.cancel()
-            await asyncio.wait({task})
-            assert task.cancelled()
-            await until(lambda: not service.driver.core.lifecycle.bookings.by_id)
-
-    run(use())
+    async with SelectionService(state_dir=tmp_path) as service:
+        await service.upsert_worker(worker())
+        path, body = FORMS[form]
+        name = {"/reservations": "reserve"}.get(path, path[1:])
+        task = asyncio.ensure_future(getattr(service, name)(body))
+        await until(lambda: service.driver.core.lifecycle.bookings.by_id, pause_s=0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        await until(lambda: not service.driver.core.lifecycle.bookings.by_id)

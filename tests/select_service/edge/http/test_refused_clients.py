@@ -17,7 +17,7 @@ from tests.select_service.edge.http.test_connection_guard import (
     alone,
     connections_of,
 )
-from tests.select_service.edge.serving import Wire, on_a_port
+from tests.select_service.edge.serving import Wire, listening, on_a_port
 from tests.wait import PATIENCE_S, until
 
 
@@ -55,10 +55,11 @@ async def test_a_client_that_sends_all_before_it_reads_hears_why(
     await until(lambda: not server.server_state.connections)
 
 
-def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_goes_on_for_ever_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection_guard, "LINGER_BYTES_MAX", 1 << 20)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening() as (port, _, server):
         wire = await Wire.to(port)
         wire.say(b"no http\r\n")
         assert (await wire.answer())[0] == 400
@@ -72,15 +73,14 @@ def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.M
             await go_on()
         await until(lambda: not server.server_state.connections)
 
-    on_a_port(use)
 
-
-def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_still_sends_is_heard_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However slowly, within bounds: who sends all before it reads would lose the answer."""
     monkeypatch.setattr(connection_guard, "LINGER_S", 0.05)
     monkeypatch.setattr(connection_guard, "LINGER_MAX_S", 1000.0)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening() as (port, _, server):
         wire = await Wire.to(port)
         wire.say(b"no http\r\n")
         (connection,) = await connections_of(server)
@@ -99,19 +99,14 @@ def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.Monk
         connection._linger_until = 0.0
         await until(lambda: not server.server_state.connections)
 
-    on_a_port(use)
 
-
-def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_guard, "LINGER_S", 0.1)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening() as (port, _, server):
         wire = await Wire.to(port)
         wire.say(b"no http\r\n")
         assert (await wire.answer())[0] == 400
         await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
 
 
 @run_by(on_a_port)

@@ -50,8 +50,7 @@ def run(use: Use, **settings: Any) -> None:
 
 async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int, Any]:
     body = PROMPT if method == "POST" else None
-    wire.ask(method, path, body, *headers)
-    status, said, content = await wire.answer()
+    status, said, content = await wire.exchange(method, path, body, *headers)
     is_json = said.get("content-type") == "application/json"
     return status, json.loads(content) if is_json and content else content
 
@@ -131,8 +130,7 @@ async def test_it_leaves_with_the_other(
     assert (await asked(wire, "GET", "/health"))[0] == 200
     server.close_answers()
     for one in (main, wire):
-        one.ask("GET", "/health")
-        status, headers, _body = await one.answer()
+        status, headers, _body = await one.exchange("GET", "/health")
         assert (status, headers["connection"]) == (200, "close")
         assert await one.rest() == b""
     last = await Wire.to(side)
@@ -188,8 +186,7 @@ def test_the_end_waits_a_moment_for_those_who_were_let_in(monkeypatch: pytest.Mo
         while await lets_in(port):
             pass
         for wire in wires:
-            wire.ask("GET", "/health")
-            status, headers, _body = await wire.answer()
+            status, headers, _body = await wire.exchange("GET", "/health")
             assert (status, headers["connection"]) == (200, "close")
             assert await wire.rest() == b""
         # and no longer: leaving `run` waits for the end

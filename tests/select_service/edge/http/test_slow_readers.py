@@ -77,8 +77,7 @@ async def slow(
 
 async def metric(port: int, name: str) -> float:
     wire = await Wire.to(port)
-    wire.ask("GET", "/metrics")
-    status, _, body = await wire.answer()
+    status, _, body = await wire.exchange("GET", "/metrics")
     assert status == 200
     wire.close()
     rows = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line[:1] != "#")
@@ -90,8 +89,7 @@ async def serves(port: int) -> None:
     wire = await Wire.to(port)
     prompt = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
     for _ in range(5):
-        wire.ask("POST", "/select", prompt)
-        assert (await wire.answer())[0] == 200
+        assert await wire.status("POST", "/select", prompt) == 200
     wire.close()
 
 
@@ -105,8 +103,7 @@ async def test_dumps_at_one_time_are_bounded(port: int, service: Driver) -> None
         dripping = [asyncio.ensure_future(one.drip()) for one in clients]
         await serves(port)
         wire = await Wire.to(port)
-        wire.ask("GET", "/dump")
-        status, headers, body = await wire.answer()
+        status, headers, body = await wire.exchange("GET", "/dump")
         assert (status, json.loads(body)["code"]) == (503, "too_many_dumps")
         assert "retry-after" in headers
         assert await metric(port, 'limit_hits_total{name="dumps_max"}') == 19

@@ -14,7 +14,7 @@ from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
 from tests.wait import until
 
 
@@ -38,19 +38,17 @@ async def test_an_answer_that_has_to_wait_is_handed_over(
     await until(lambda: server._application._traffic.in_flight == 1)
     asked.set()
     assert (await waiting.answer())[2] == b'"late"'
-    other.ask("GET", "/health")
-    assert (await other.answer())[2] == b"{}"
+    assert (await other.exchange("GET", "/health"))[2] == b"{}"
 
 
-def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
+async def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Such a request is parsed in pieces, over several turns of the loop."""
     many = list(range(1, 201))
     long = {**PROMPT, "isl_tokens": 3200, "block_hashes": many, "sequence_hashes": many}
     body = json.dumps(long, indent=1).encode()
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    async with listening() as (port, service, server):
         asked = asyncio.Event()
         real = Application.answer_now
 
@@ -67,8 +65,7 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
         add_worker(service)
         wire = await Wire.to(port)
         for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
-            wire.ask(method, path, prompt)
-            assert (await wire.answer())[0] == 200
+            assert await wire.status(method, path, prompt) == 200
         head = f"POST /select HTTP/1.1\r\nhost: s\r\ncontent-length: {len(body)}\r\n"
         kind = "content-type: application/json\r\n\r\n"
         behind = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
@@ -78,13 +75,11 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
         assert (await wire.answer())[2] == b'"late"'
         assert (await wire.answer())[0] == 200
 
-    on_a_port(use)
 
-
-def test_nonsense_behind_an_answer_that_waits_for_the_disk(
+async def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening() as (port, _, server):
         written = asyncio.get_running_loop().create_future()
         owed = DurableResponse(Response(200, b'"owed"'), written)
         monkeypatch.setattr(Application, "answer_now", lambda *_, **__: owed)
@@ -93,15 +88,12 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
         assert await wire.rest() == b""  # 400 would be taken for the answer to the first
         written.set_result(None)
         wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[2] == b'"owed"'
+        assert (await wire.exchange("GET", "/health"))[2] == b'"owed"'
         assert server._application._traffic.crashes == 0
-
-    on_a_port(use)
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
+async def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[bytes] = []
@@ -111,7 +103,8 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
         parsed.append(self.url)
         real(self)
 
-    async def use(port: int, _: Driver, __: Server) -> None:
+    async with listening() as (port, _, _):
+
         def settling(*_: object, **__: object) -> DurableResponse:
             written = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(written.set_result, None)
@@ -121,11 +114,8 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
         monkeypatch.setattr(HttpConnection, "on_headers_complete", spy)
         wire = await Wire.to(port)
         for _n in range(4):
-            wire.ask("GET", "/health")
-            assert (await wire.answer())[0] == 200
+            assert await wire.status("GET", "/health") == 200
         assert parsed == [b"/health"]
-
-    on_a_port(use)
 
 
 @run_by(on_a_port)

@@ -27,7 +27,13 @@ from select_service.metric_rows import value as gauge
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker, in_process
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    add_worker,
+    app_client,
+    in_process,
+)
 from tests.wait import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -115,11 +121,10 @@ async def test_the_life_of_a_rank(client: httpx.AsyncClient, service: Driver) ->
     assert value(samples, "freed_reservation_ids") >= 2
 
 
-def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
+async def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
     """Names that are looked up and disks that hang take the threads of the loop, all of them."""
     hangs = threading.Event()
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client() as (client, _):
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         hanging = loop.run_in_executor(None, hangs.wait)
@@ -130,8 +135,6 @@ def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
         finally:
             hangs.set()
         await hanging
-
-    in_process(use)
 
 
 @run_by(in_process)
@@ -340,25 +343,20 @@ def test_two_apps_share_nothing() -> None:
     assert not any("select_service" in family.name for family in REGISTRY.collect())
 
 
-def test_replica_events() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        add_worker(service)
-        service.reserve(ReservationRequest(reservation_id="r", worker_id=1, **PROMPT))
-        samples = await scrape(client)
-        assert value(samples, "replica_events_total", outcome="sent") >= 1
-        assert value(samples, "replica_events_total", outcome="dropped") == 0
-        assert value(samples, "replica_peers", state="connected") == 0
-
-    in_process(use, replica_sync_port=free_port())
+@run_by(in_process, replica_sync_port=free_port())
+async def test_replica_events(client: httpx.AsyncClient, service: Driver) -> None:
+    add_worker(service)
+    service.reserve(ReservationRequest(reservation_id="r", worker_id=1, **PROMPT))
+    samples = await scrape(client)
+    assert value(samples, "replica_events_total", outcome="sent") >= 1
+    assert value(samples, "replica_events_total", outcome="dropped") == 0
+    assert value(samples, "replica_peers", state="connected") == 0
 
 
-def test_a_replica_that_was_never_heard_has_an_age() -> None:
+async def test_a_replica_that_was_never_heard_has_an_age() -> None:
     """An alert on the age of what was heard has to fire where nothing ever was."""
     peer = f"tcp://127.0.0.1:{free_port()}"
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, service):
         assert service.replicas is not None
         assert service.replicas.register(peer)
         assert value(await scrape(client), "replica_heard_age_seconds", peer=peer) >= 0.0
-
-    in_process(use, replica_sync_port=free_port())

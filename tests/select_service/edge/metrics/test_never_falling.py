@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from select_service.core.admission.slo_shed import SloShed
 from select_service.edge.driver.driver import Driver
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -92,10 +92,11 @@ async def close(service: Driver, *numbers: int) -> None:
 
 @pytest.mark.parametrize("policy", ["slo-shed", "token-bucket", "always-admit"])
 @pytest.mark.parametrize("gone", [(3,), (1, 2, 3), (0, 1), (0, 1, 2, 3)])
-def test_counters_outlive_the_scopes_they_are_summed_over(
+async def test_counters_outlive_the_scopes_they_are_summed_over(
     policy: str, gone: tuple[int, ...]
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    settings: dict[str, Any] = {"admission_policy": policy, "max_inflight_default": 1}
+    async with app_client(**settings) as (client, service):
         await use_all(client, service)
         before = await counted(client)
         refused: frozenset[tuple[str, str]] = frozenset()
@@ -107,9 +108,6 @@ def test_counters_outlive_the_scopes_they_are_summed_over(
         of_all = {at: v for at, v in before.items() if not dict(at[1]).keys() & set(OF_SCOPES)}
         assert fallen(of_all, alive) == {}
         service.core.check()
-
-    settings: dict[str, Any] = {"admission_policy": policy, "max_inflight_default": 1}
-    in_process(use, **settings)
 
 
 @run_by(in_process, admission_policy="slo-shed", max_inflight_default=1)

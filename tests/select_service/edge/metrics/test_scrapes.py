@@ -6,7 +6,6 @@ import asyncio
 import math
 from typing import Any
 
-import httpx
 import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
@@ -20,7 +19,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from select_service.edge.app import create_driver
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.admission_metrics import admission_tables
 from select_service.edge.metrics.exposition import Metrics
@@ -30,7 +28,12 @@ from select_service.metric_rows import Steps
 from select_service.types import ReservationRequest
 from select_service.types.workers import DrainRequest
 from tests import wait
-from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker, in_process
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    add_worker,
+    app_client,
+)
 
 
 def test_a_text_is_what_prometheus_client_writes() -> None:
@@ -83,11 +86,10 @@ def test_a_scrape_is_read_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert most[worst] <= 200, f"{most[worst]} series at once, after {worst}"
 
 
-def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two of its steps anybody may come and go; no series comes twice for it."""
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(max_inflight_default=10) as (client, service):
         for number in range(100):
             add_worker(service, number)
             if number % 3 == 0:
@@ -103,8 +105,6 @@ def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) ->
         text = (await scraping).text
         lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
         assert len(lines) == len(set(lines))
-
-    in_process(use, max_inflight_default=10)
 
 
 def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
@@ -131,11 +131,18 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     assert told == {str(number): 2.0 * (number == 20) for number in range(1, 21)}
 
 
-def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
     begun = 0
+    steps = Metrics._steps
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    def counted(metrics: Metrics) -> Steps:
+        nonlocal begun
+        begun += 1
+        return steps(metrics)
+
+    monkeypatch.setattr(Metrics, "_steps", counted)
+    async with app_client() as (client, service):
         add_worker(service)
         first = asyncio.ensure_future(client.get("/metrics"))
         while not begun:
@@ -147,16 +154,6 @@ def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPa
         assert "select_service_selections_total 1.0" in texts.pop()
         assert (await first).status_code == 200
         assert begun == 2
-
-    steps = Metrics._steps
-
-    def counted(metrics: Metrics) -> Steps:
-        nonlocal begun
-        begun += 1
-        return steps(metrics)
-
-    monkeypatch.setattr(Metrics, "_steps", counted)
-    in_process(use)
 
 
 def test_a_scraper_that_goes_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

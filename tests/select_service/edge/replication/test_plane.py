@@ -30,7 +30,7 @@ from select_service.types import ReservationRequest
 from tests.coroutines import run_by
 from tests.effort import examples
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
 
 PEER = "tcp://127.0.0.1:9"
 SNAPSHOT = "/replica_sync/snapshot"
@@ -40,21 +40,18 @@ async def register(client: httpx.AsyncClient, endpoint: str) -> httpx.Response:
     return await client.post("/replica_sync/register_peer", json={"endpoint": endpoint})
 
 
-def test_no_more_peers_than_allowed() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+async def test_no_more_peers_than_allowed() -> None:
+    async with app_client(replica_sync_port=free_port(), replica_peers_max=1) as (client, _):
         assert (await register(client, PEER)).status_code == 201
         assert (await register(client, PEER)).status_code == 200
         refused = await register(client, "tcp://127.0.0.1:10")
         assert (refused.status_code, refused.json()["code"]) == (409, "too_many_replica_peers")
         assert (await client.get("/replica_sync/peers")).json() == [PEER]
 
-    in_process(use, replica_sync_port=free_port(), replica_peers_max=1)
 
-
-def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> None:
+async def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> None:
     """All of them are kept, written down and listed: each may have been as long as a body."""
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, _):
         longest = "tcp://" + "h" * (ENDPOINT_CHARS_MAX - 8) + ":9"
         assert (await register(client, longest)).status_code == 201
         refused = await register(client, longest.replace(":9", "h:9"))
@@ -63,8 +60,6 @@ def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> None:
         assert len(refused.content) < ENDPOINT_CHARS_MAX
         assert (await client.get("/replica_sync/peers")).json() == [longest]
 
-    in_process(use, replica_sync_port=free_port())
-
 
 @run_by(in_process)
 async def test_a_snapshot_without_replica_sync(client: httpx.AsyncClient) -> None:
@@ -72,8 +67,8 @@ async def test_a_snapshot_without_replica_sync(client: httpx.AsyncClient) -> Non
     assert (answer.status_code, answer.json()["code"]) == (409, "replica_sync_disabled")
 
 
-def test_a_snapshot_holds_what_is_booked() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_a_snapshot_holds_what_is_booked() -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, service):
         add_worker(service)
         for number in range(3):
             service.reserve(ReservationRequest(reservation_id=str(number), worker_id=1, **PROMPT))
@@ -86,11 +81,10 @@ def test_a_snapshot_holds_what_is_booked() -> None:
         assert end == SnapshotEnd(3)
         assert {getattr(part, "reservation_id", None) for part in parts} >= {"0", "1", "2"}
 
-    in_process(use, replica_sync_port=free_port())
 
-
-def test_no_more_snapshots_at_one_time_than_allowed() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_no_more_snapshots_at_one_time_than_allowed() -> None:
+    chosen = {"replica_sync_port": free_port(), "replica_snapshots_max": 1}
+    async with app_client(**chosen) as (client, service):
         plane = service.replica_plane()
         half = plane.snapshot()
         assert await anext(aiter(half))
@@ -105,11 +99,9 @@ def test_no_more_snapshots_at_one_time_than_allowed() -> None:
         asked.clear()  # nobody has read it
         plane.snapshot()
 
-    in_process(use, replica_sync_port=free_port(), replica_snapshots_max=1)
 
-
-def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, service):
         add_worker(service)
         plane = service.replica_plane()
         blocks = list(range(4_000))
@@ -130,8 +122,6 @@ def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
             assert [piece async for piece in pieces]
         assert plane.snapshots["timeout"] == 1
         assert (await client.get("/health")).status_code == 200
-
-    in_process(use, replica_sync_port=free_port())
 
 
 EVENT = {
@@ -228,20 +218,18 @@ def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
     "frames",
     [[], [TOPIC], [TOPIC, b"", b""], [b"", b""], [TOPIC + b".x", b"\x80"], [TOPIC, b"\xc1"]],
 )
-def test_what_is_no_message_is_counted(frames: list[bytes]) -> None:
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+async def test_what_is_no_message_is_counted(frames: list[bytes]) -> None:
+    async with app_client(replica_sync_port=free_port()) as (_, service):
         plane = service.replica_plane()
         plane._hear(PEER, frames)
         assert (plane.malformed, plane.heard) == (1, 0)
         await asyncio.sleep(0)
 
-    in_process(use, replica_sync_port=free_port())
 
-
-def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
+async def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(replica_sync_port=free_port()) as (client, service):
         plane = service.replica_plane()
         right = with_checksum(msgspec.msgpack.encode(BEAT))
         wrong = right.replace(b"digest\x00", b"digest\x01")
@@ -258,17 +246,14 @@ def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
         clock = plane._clock
         plane._clock = lambda: clock() + 61.0
         plane._hear(PEER, [OWN_TOPIC, wrong])
-
-    in_process(use, replica_sync_port=free_port())
     first, second = (one.getMessage() for one in caplog.records if "garbled" in one.getMessage())
     assert f"of replica {PEER} came garbled and was dropped (1 since last told)" in first
     assert "(3 since last told)" in second
 
 
-def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
-
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(replica_sync_port=free_port()) as (_, service):
         plane = service.replica_plane()
         monkeypatch.setattr(plane.publisher, "publish", lambda _, payload: sent.append(payload))
         add_worker(service)
@@ -276,7 +261,5 @@ def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -
         service.reserve(request)
         plane.carry_out(service.core.replica_operations.tick(1e9)[1])
         plane.leave()
-
-    in_process(use, replica_sync_port=free_port())
     assert len(sent) > 3
     assert all(map(is_checked, sent))

@@ -42,6 +42,11 @@ class TokenFile:
     def write(self) -> None:
         self.path.write_text("".join(json.dumps(one) + "\n" for one in self.records))
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """For a service that reads it."""
+        return {"token_file": str(self.path)}
+
     def line(self, name: str) -> str:
         """The header line that shows a token."""
         return f"authorization: Bearer {self.tokens[name]}"

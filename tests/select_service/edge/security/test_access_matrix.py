@@ -22,7 +22,7 @@ from select_service.edge.security.tokens import SCOPES
 from tests.coroutines import run_by
 from tests.select_service.edge.security.askers import OURS, THEIRS, ask, body_of
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
 
 """A body for each that a route may take, of what exists or might."""
 
@@ -39,7 +39,7 @@ def test_every_route_says_who_may(route: Route[Handler], name: str) -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
-def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - its cases
+async def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - its cases
     file = TokenFile(tmp_path / "tokens")
     for scope in SCOPES:
         file.add(scope, scope)
@@ -51,21 +51,6 @@ def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - i
         cert, key = ca.issue("server")
         settings |= {"tls_cert": str(cert), "tls_key": str(key)}
         tls = ca.client()
-
-    async def use(port: int, service: Driver, _: object) -> None:
-        add_worker(service, 1, tenant_id=OURS)
-        expected = 0
-        wire = await Wire.to(port, tls)
-        for route in ROUTES:
-            for name in (None, "unknown", *SCOPES, "bound"):
-                line = () if name is None else (f"authorization: Bearer {'x' * 43}",)
-                if name in file.tokens:
-                    line = (file.line(name),)
-                for _ in range(2):
-                    status, headers, content = await ask(wire, route, body_of(route), *line)
-                    check(route, name, status, headers, content)
-                expected += 1
-        assert expected == len(ROUTES) * (3 + len(SCOPES))
 
     def check(
         route: Route[Handler], name: str | None, status: int, headers: dict[str, str], body: bytes
@@ -87,16 +72,30 @@ def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - i
             assert code is None, f"{what}: it is not in tenant_view.py, nor of_process"
         assert status != 500, what
 
-    on_a_port(use, **settings)
+    async with listening(**settings) as (port, service, _):
+        add_worker(service, 1, tenant_id=OURS)
+        expected = 0
+        wire = await Wire.to(port, tls)
+        for route in ROUTES:
+            for name in (None, "unknown", *SCOPES, "bound"):
+                line = () if name is None else (f"authorization: Bearer {'x' * 43}",)
+                if name in file.tokens:
+                    line = (file.line(name),)
+                for _ in range(2):
+                    status, headers, content = await ask(wire, route, body_of(route), *line)
+                    check(route, name, status, headers, content)
+                expected += 1
+        assert expected == len(ROUTES) * (3 + len(SCOPES))
 
 
-def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(tmp_path: Path) -> None:
+async def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(
+    tmp_path: Path,
+) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("reader", "read")
     file.add("gateway", "select")
     file.add("bound", *SCOPES, tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         wire = await Wire.to(port)
         statuses = {}
         for route in ConsoleApp(service, Traffic(), clients_max=1).routes:
@@ -129,15 +128,12 @@ def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(tmp_pa
             "prefix": 503,
         }
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_who_looks_on_looks_no_longer_than_the_token_is_good_for(tmp_path: Path) -> None:
+async def test_who_looks_on_looks_no_longer_than_the_token_is_good_for(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("reader", "read")
     file.add("ops", "admin")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         wires = {name: await Wire.to(port) for name in ("reader", "ops")}
         for name, wire in wires.items():
             wire.ask("GET", "/console/events", None, file.line(name))
@@ -149,14 +145,11 @@ def test_who_looks_on_looks_no_longer_than_the_token_is_good_for(tmp_path: Path)
         for _ in range(2):
             await wires["ops"].reader.readuntil(b"event: tick")
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
+async def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "read", tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
@@ -165,13 +158,10 @@ def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
         assert b"default:acme corp" in content
         assert b"rival" not in content
 
-    on_a_port(use, token_file=str(file.path))
-
 
 @run_by(on_a_port)
 async def test_without_a_token_file_nobody_is_asked(port: int, service: Driver) -> None:
     add_worker(service, 1)
     wire = await Wire.to(port)
     for lines in ((), ("authorization: Bearer whatever",)):
-        wire.ask("POST", "/select", PROMPT, *lines)
-        assert (await wire.answer())[0] == 200
+        assert await wire.status("POST", "/select", PROMPT, *lines) == 200

@@ -7,8 +7,8 @@ import io
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -16,7 +16,14 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.security.authority import Authority, certificate_names
 from select_service.errors import TokenFileUnusable
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import (
+    PROMPT,
+    Wire,
+    add_worker,
+    app_client,
+    listening,
+    on_a_port,
+)
 
 
 @pytest.fixture
@@ -51,12 +58,13 @@ def wall_clock(service: Driver, left_s: float) -> tuple[Authority, list[float]]:
 
 
 async def selects(wire: Wire, line: str) -> int:
-    wire.ask("POST", "/select", PROMPT, line)
-    return (await wire.answer())[0]
+    return await wire.status("POST", "/select", PROMPT, line)
 
 
-def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: TokenFile) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(
+    file: TokenFile,
+) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service)
         wire = await Wire.to(port)
         gateway = file.line("gateway")
@@ -70,11 +78,9 @@ def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: Tok
         assert authority.reloads == {"done": 1, "refused": 0}
         assert authority.refused["unknown"] == 2
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
+    async with app_client(**file.setting) as (client, service):
         add_worker(service)
         authority = authority_of(service)
         file.path.write_text("nonsense " + file.tokens["ops"])
@@ -90,11 +96,9 @@ def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
         authority.adopt(authority.prepare())
         assert authority.reloads == {"done": 1, "refused": 1}
 
-    in_process(use, token_file=str(file.path))
 
-
-def test_an_expired_token_is_refused_although_it_is_remembered(brief: TokenFile) -> None:
-    async def use(port: int, service: Driver, server: object) -> None:
+async def test_an_expired_token_is_refused_although_it_is_remembered(brief: TokenFile) -> None:
+    async with listening(**brief.setting) as (port, service, _):
         authority, now = wall_clock(service, left_s=1)
         wire = await Wire.to(port)
         assert [await selects(wire, brief.line("brief")) for _ in range(2)] == [200, 200]
@@ -102,17 +106,16 @@ def test_an_expired_token_is_refused_although_it_is_remembered(brief: TokenFile)
         assert await selects(wire, brief.line("brief")) == 200
         now[0] += 1
         authority.tick()
-        wire.ask("POST", "/select", PROMPT, brief.line("brief"))
-        status, headers, body = await wire.answer()
+        status, headers, body = await wire.exchange("POST", "/select", PROMPT, brief.line("brief"))
         assert (status, json.loads(body)["error"]) == (401, "the token has expired")
         assert headers["www-authenticate"] == 'Bearer error="invalid_token"'
         assert authority.refused["expired"] == 1
 
-    on_a_port(use, token_file=str(brief.path))
 
-
-def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(brief: TokenFile) -> None:
-    async def use(port: int, service: Driver, server: object) -> None:
+async def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(
+    brief: TokenFile,
+) -> None:
+    async with listening(**brief.setting) as (port, service, _):
         authority, now = wall_clock(service, left_s=10)
         wire = await Wire.to(port)
         for step, status in ((0, 200), (86_400, 401), (-86_400, 200), (5, 200), (10, 401)):
@@ -121,19 +124,15 @@ def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(brief: To
             answers = [await selects(wire, brief.line("brief")) for _ in range(2)]
             assert answers == [status, status], "the second time it is remembered"
 
-    on_a_port(use, token_file=str(brief.path))
 
-
-def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
+    async with listening(**brief.setting) as (port, service, _):
         _, now = wall_clock(service, left_s=1)
         wire = await Wire.to(port)
         assert await selects(wire, brief.line("brief")) == 200
         now[0] += 2
         while await selects(wire, brief.line("brief")) == 200:
             await asyncio.sleep(0.01)
-
-    on_a_port(use, token_file=str(brief.path))
 
 
 @pytest.mark.parametrize(
@@ -151,64 +150,58 @@ def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
         ["authorization: Bearer {token},"],
     ],
 )
-def test_other_ways_to_show_a_token(file: TokenFile, lines: list[str]) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_other_ways_to_show_a_token(file: TokenFile, lines: list[str]) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service)
         wire = await Wire.to(port)
         for _ in range(2):
             shown = [line.format(token=file.tokens["gateway"]) for line in lines]
-            wire.ask("POST", "/select", PROMPT, *shown)
-            assert (await wire.answer())[0] == 401
-
-    on_a_port(use, token_file=str(file.path))
+            assert await wire.status("POST", "/select", PROMPT, *shown) == 401
 
 
 @pytest.mark.parametrize("word", ["Bearer", "bearer", "BEARER"])
-def test_the_scheme_has_no_case(file: TokenFile, word: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_the_scheme_has_no_case(file: TokenFile, word: str) -> None:
+    async with app_client(**file.setting) as (client, service):
         add_worker(service)
         line = {"Authorization": f"{word} {file.tokens['gateway']}"}
         assert (await client.post("/select", json=PROMPT, headers=line)).status_code == 200
 
-    in_process(use, token_file=str(file.path))
 
-
-def test_what_one_may_do_is_not_remembered_for_another(file: TokenFile) -> None:
+async def test_what_one_may_do_is_not_remembered_for_another(file: TokenFile) -> None:
     """The same request line and body under another token, or none, on one connection."""
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service)
         wire = await Wire.to(port)
         for _ in range(3):
-            wire.ask("PUT", "/admission", {"policy": "always-admit"}, file.line("ops"))
-            assert (await wire.answer())[0] == 200
-            wire.ask("PUT", "/admission", {"policy": "always-admit"}, file.line("gateway"))
-            assert (await wire.answer())[0] == 403
-            wire.ask("PUT", "/admission", {"policy": "always-admit"})
-            assert (await wire.answer())[0] == 401
+            assert (
+                await wire.status("PUT", "/admission", {"policy": "always-admit"}, file.line("ops"))
+                == 200
+            )
+            assert (
+                await wire.status(
+                    "PUT", "/admission", {"policy": "always-admit"}, file.line("gateway")
+                )
+                == 403
+            )
+            assert await wire.status("PUT", "/admission", {"policy": "always-admit"}) == 401
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_strangers_push_nobody_out_of_memory(file: TokenFile) -> None:
-    async def use(port: int, service: Driver, server: object) -> None:
+async def test_strangers_push_nobody_out_of_memory(file: TokenFile) -> None:
+    async with listening(**file.setting) as (port, service, server):
         add_worker(service)
         wire = await Wire.to(port)
         assert await selects(wire, file.line("gateway")) == 200
-        lane = server.config.http_protocol_class  # type: ignore[attr-defined]
+        lane: Any = server.config.http_protocol_class
         before = dict(lane.heads.known)
         assert len(before) == 1
         for number in range(5):
-            wire.ask("GET", "/health", None, f"x-{number}: 1")
-            assert (await wire.answer())[0] == 200
+            assert await wire.status("GET", "/health", None, f"x-{number}: 1") == 200
             assert await selects(wire, f"authorization: Bearer {number:043}") == 401
         assert lane.heads.known == before
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_a_refusal_comes_before_the_body_is_read(file: TokenFile) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_a_refusal_comes_before_the_body_is_read(file: TokenFile) -> None:
+    async with listening(**file.setting) as (port, _, _):
         wire = await Wire.to(port)
         wire.say(
             b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -216,8 +209,6 @@ def test_a_refusal_comes_before_the_body_is_read(file: TokenFile) -> None:
         )
         status, headers, _ = await wire.answer()
         assert (status, headers["connection"]) == (401, "close")
-
-    on_a_port(use, token_file=str(file.path))
 
 
 def test_tokens_are_shown_nowhere(
@@ -248,13 +239,11 @@ def test_tokens_are_shown_nowhere(
                 ("GET", "/ready", None),
                 ("GET", "/loads", None),
             ):
-                wire.ask(method, path, body, line)
-                status, headers, content = await wire.answer()
+                status, headers, content = await wire.exchange(method, path, body, line)
                 seen += f"{status} {headers}".encode() + content
         # a crash of a handler logs all it knows
         service.core.queries.load_scopes = None  # type: ignore[assignment]
-        wire.ask("GET", "/loads", None, file.line("ops"))
-        assert (await wire.answer())[0] == 500
+        assert await wire.status("GET", "/loads", None, file.line("ops")) == 500
         wire.ask("GET", "/dump", None, file.line("ops"), "connection: close")
         seen += await wire.rest()
         authority = authority_of(service)
@@ -270,7 +259,7 @@ def test_tokens_are_shown_nowhere(
                 assert secret not in text
 
     try:
-        on_a_port(use, token_file=str(file.path), access_log=True, log_level="debug")
+        on_a_port(use, **file.setting, access_log=True, log_level="debug")
     finally:
         logging.getLogger().removeHandler(handler)
 
@@ -286,8 +275,8 @@ def test_names_in_a_certificate() -> None:
     assert certificate_names(None) == ()
 
 
-def test_refusals_look_like_all_others(file: TokenFile) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+async def test_refusals_look_like_all_others(file: TokenFile) -> None:
+    async with app_client(**file.setting) as (client, _):
         answer = await client.post("/select", json=PROMPT)
         assert answer.json() == {
             "error": "a token is needed: Authorization: Bearer <token>",
@@ -300,5 +289,3 @@ def test_refusals_look_like_all_others(file: TokenFile) -> None:
         assert msgspec.msgpack.decode(packed.content) == answer.json()
         answer = await client.get("/workers", headers=file.header("gateway"))
         assert (answer.status_code, answer.json()["details"]) == (403, {"scope": "read"})
-
-    in_process(use, token_file=str(file.path))

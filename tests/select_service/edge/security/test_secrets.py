@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import httpx
-
-from select_service.edge.driver.driver import Driver
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, in_process, worker
+from tests.select_service.edge.serving import PROMPT, app_client, worker
 from tests.wait import until
 
 SECRET = "hunter2-s3cret"
@@ -15,10 +12,16 @@ SHOWN = "http://***@127.0.0.1:9"
 PAGES = ("/config", "/metrics", "/ready?verbose=true", "/decisions", "/shadow", "/openapi.json")
 
 
-def test_no_page_of_a_service_has_it() -> None:
+async def test_no_page_of_a_service_has_it() -> None:
     """Flags refuse such addresses; who embeds a service may set them."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {
+        "indexer_peers": (URL,),
+        "kubernetes_api": URL,
+        "kubernetes_workers": "a=b",
+        "replica_sync_port": free_port(),
+        "advertise_url": URL,
+    }
+    async with app_client(**chosen) as (client, service):
         await client.post("/workers", json=worker())
         await client.post("/select", json=PROMPT)
         recovery = service.recovery
@@ -27,12 +30,3 @@ def test_no_page_of_a_service_has_it() -> None:
         pages = {path: (await client.get(path)).text for path in PAGES}
         assert pages["/config"].count(SHOWN) == 3
         assert [path for path, text in pages.items() if SECRET in text] == []
-
-    in_process(
-        use,
-        indexer_peers=(URL,),
-        kubernetes_api=URL,
-        kubernetes_workers="a=b",
-        replica_sync_port=free_port(),
-        advertise_url=URL,
-    )

@@ -18,7 +18,6 @@ import pytest
 from indexer.edge.curve import new_key_file, read_key_file
 from indexer.errors import KeyFileUnusable
 from select_service import cli
-from select_service.edge.driver.driver import Driver
 from select_service.edge.security.exposure import open_doors, side_address
 from select_service.edge.security.security_files import SecurityFiles
 from select_service.edge.security.tokens import read_token_file
@@ -27,7 +26,13 @@ from select_service.settings import Settings
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import (
+    PROMPT,
+    Wire,
+    add_worker,
+    app_client,
+    listening,
+)
 from tests.wait import PATIENCE_S, block_until
 
 
@@ -74,11 +79,10 @@ def test_where_the_side_entrance_is(
     assert side_address(Settings(**settings)) == address
 
 
-def test_metrics_say_what_is_open_and_who_was_refused(tmp_path: Path) -> None:
+async def test_metrics_say_what_is_open_and_who_was_refused(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ops", "admin")
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(**file.setting, host="0.0.0.0") as (client, _):
         assert (await client.get("/workers")).status_code == 401
         text = (await client.get("/metrics", headers=file.header("ops"))).text
         assert 'select_service_security_open{missing="tokens"} 0.0' in text
@@ -86,16 +90,13 @@ def test_metrics_say_what_is_open_and_who_was_refused(tmp_path: Path) -> None:
         assert 'select_service_auth_refused_total{reason="missing"} 1.0' in text
         assert "select_service_auth_tokens 1.0" in text
 
-    in_process(use, token_file=str(file.path), host="0.0.0.0")
 
-
-def test_a_token_is_looked_up_once_for_the_header_lines_it_comes_in(
+async def test_a_token_is_looked_up_once_for_the_header_lines_it_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("gateway", "select")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service)
         assert service.security is not None
         authority = service.security.authority
@@ -110,11 +111,8 @@ def test_a_token_is_looked_up_once_for_the_header_lines_it_comes_in(
         for _ in range(3):
             wire = await Wire.to(port)
             for _ in range(10):
-                wire.ask("POST", "/select", PROMPT, file.line("gateway"))
-                assert (await wire.answer())[0] == 200
+                assert await wire.status("POST", "/select", PROMPT, file.line("gateway")) == 200
         assert len(looked_up) == 1
-
-    on_a_port(use, token_file=str(file.path))
 
 
 def test_one_bad_file_and_nothing_is_changed(tmp_path: Path) -> None:

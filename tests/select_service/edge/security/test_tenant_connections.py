@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection_guard import RESERVED_MAX
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_slow_readers import slow
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -35,15 +34,13 @@ def counts_of(server: Server) -> Connections:
 
 async def ask(wire: Wire, file: TokenFile, who: str, path: str = "/loads") -> tuple[int, str]:
     """Ask; returns the status and the code."""
-    wire.ask("GET", path, None, file.line(who))
-    status, _, body = await wire.answer()
+    status, _, body = await wire.exchange("GET", path, None, file.line(who))
     return status, "" if status == 200 else json.loads(body)["code"]
 
 
 async def held_by(port: int, file: TokenFile, tenant: str) -> float:
     wire = await Wire.to(port)
-    wire.ask("GET", "/metrics", None, file.line("all"))
-    text = (await wire.answer())[2].decode()
+    text = (await wire.exchange("GET", "/metrics", None, file.line("all")))[2].decode()
     wire.close()
     name = "select_service_tenant_bound_held"
     line = f'{name}{{bound="connections_max",tenant_id="{tenant}"}} '
@@ -52,18 +49,18 @@ async def held_by(port: int, file: TokenFile, tenant: str) -> float:
 
 
 @pytest.mark.parametrize("lines", [(), ("upgrade: none",)], ids=["fast lane", "asgi"])
-def test_a_tenant_fills_its_room_and_no_other(tmp_path: Path, lines: tuple[str, ...]) -> None:
+async def test_a_tenant_fills_its_room_and_no_other(tmp_path: Path, lines: tuple[str, ...]) -> None:
     file = file_of(tmp_path)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening(**file.setting, connections_max=MOST) as (port, _, server):
         wires: list[Wire] = []
 
         async def fills(who: str, most: int) -> None:
             """Ask on new connections, which stay open, until one is refused."""
             for number in range(most + 1):
                 wire = await Wire.to(port)
-                wire.ask("GET", "/loads", None, file.line(who), *lines)
-                status, headers, body = await wire.answer()
+                status, headers, body = await wire.exchange(
+                    "GET", "/loads", None, file.line(who), *lines
+                )
                 if number < most:
                     assert status != 503
                     wires.append(wire)
@@ -96,14 +93,11 @@ def test_a_tenant_fills_its_room_and_no_other(tmp_path: Path, lines: tuple[str, 
         wire = await Wire.to(port)
         assert (await ask(wire, file, "acme"))[0] == 200
 
-    on_a_port(use, token_file=str(file.path), connections_max=MOST)
 
-
-def test_strangers_leave_the_tenants_their_part(tmp_path: Path) -> None:
+async def test_strangers_leave_the_tenants_their_part(tmp_path: Path) -> None:
     """Whoever connects and says nothing, or shows no token of a tenant, is one of the others."""
     file = file_of(tmp_path)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening(**file.setting, connections_max=MOST) as (port, _, server):
         silent = [await Wire.to(port) for _ in range(MOST - 2 * PART)]
         await until(lambda: len(server.server_state.connections) == len(silent))
         kept: list[Wire] = []
@@ -127,13 +121,11 @@ def test_strangers_leave_the_tenants_their_part(tmp_path: Path) -> None:
         await until(lambda: len(server.server_state.connections) == MOST - 1)
         assert (await ask(silent[1], file, "rival"))[0] == 200
 
-    on_a_port(use, token_file=str(file.path), connections_max=MOST)
 
-
-def test_a_connection_belongs_to_the_tenant_that_it_named_last(tmp_path: Path) -> None:
+async def test_a_connection_belongs_to_the_tenant_that_it_named_last(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    chosen = {**file.setting, "connections_max": MOST}
+    async with listening(**chosen) as (port, service, server):
         bound = service.core.shares.bounds["connections_max"]
         wire = await Wire.to(port)
         for who, held in (
@@ -161,13 +153,11 @@ def test_a_connection_belongs_to_the_tenant_that_it_named_last(tmp_path: Path) -
         bound.check()
         assert bound.total == 0
 
-    on_a_port(use, token_file=str(file.path), connections_max=MOST)
 
-
-def test_connections_that_are_refused_are_not_counted(tmp_path: Path) -> None:
+async def test_connections_that_are_refused_are_not_counted(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    chosen = {**file.setting, "connections_max": MOST, "connections_per_address_max": 1}
+    async with listening(**chosen) as (port, service, server):
         bound = service.core.shares.bounds["connections_max"]
         first = await Wire.to(port)
         await until(lambda: bound.total == 1)
@@ -184,14 +174,12 @@ def test_connections_that_are_refused_are_not_counted(tmp_path: Path) -> None:
         bound.check()
         assert bound.total == 0
 
-    on_a_port(use, token_file=str(file.path), connections_max=MOST, connections_per_address_max=1)
 
-
-def test_whoever_has_most_unread_is_cut_off_first(tmp_path: Path) -> None:
+async def test_whoever_has_most_unread_is_cut_off_first(tmp_path: Path) -> None:
     """The answers that one tenant does not read do not cut off another that reads slowly."""
     file = file_of(tmp_path)
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    chosen = {**file.setting, "unread_bytes_max": 16 << 20, "tenant_share": 1.0}
+    async with listening(**chosen) as (port, service, server):
         for number in range(40):  # eight megabytes each: the system takes in four for a client
             add_worker(service, number, tenant_id=RIVAL, taints=["x" * 200_000])
             add_worker(service, 100 + number, tenant_id=ACME, taints=["x" * 200_000])
@@ -207,14 +195,12 @@ def test_whoever_has_most_unread_is_cut_off_first(tmp_path: Path) -> None:
             assert head.startswith(b"HTTP/1.1 200")
             assert len(json.loads(body)) == 40
 
-    on_a_port(use, token_file=str(file.path), unread_bytes_max=16 << 20, tenant_share=1.0)
 
-
-def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
+async def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
     """Each waits on a connection of its tenant, in a queue of its own scope."""
     file = file_of(tmp_path)
-
-    async def use(port: int, service: Driver, _server: Server) -> None:
+    chosen = {**file.setting, "connections_max": MOST}
+    async with listening(**chosen) as (port, service, _server):
         for number, tenant in enumerate((ACME, RIVAL), 1):
             add_worker(service, number, tenant_id=tenant, max_inflight=1, max_queued=100)
         room, refused = (
@@ -225,8 +211,9 @@ def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
         for who, tenant, most in (("acme", ACME, MOST - 2 * PART), ("rival", RIVAL, PART)):
             asked = {**PROMPT, "tenant_id": tenant}
             held[who] = await Wire.to(port)
-            held[who].ask("POST", "/select_and_reserve", asked, file.line(who))
-            assert (await held[who].answer())[0] == 200  # its worker is busy from now on
+            assert (
+                await held[who].status("POST", "/select_and_reserve", asked, file.line(who)) == 200
+            )  # its worker is busy from now on
             before = room._waiting
             for number in range(most + 3):
                 wire = await Wire.to(port)
@@ -240,17 +227,15 @@ def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
             assert refused[tenant] == 4
         service.core.check()
 
-    on_a_port(use, token_file=str(file.path), connections_max=MOST)
 
-
-def test_newcomers_have_room_even_where_everything_is_promised(tmp_path: Path) -> None:
+async def test_newcomers_have_room_even_where_everything_is_promised(tmp_path: Path) -> None:
     """Nobody knows whose they are before their first request: they are no strangers for that."""
     file = TokenFile(tmp_path / "tokens")
     file.add("acme", "admin", tenants=[ACME])
     file.add("rival", "admin", tenants=[RIVAL])
     count = 2 * RESERVED_MAX
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    chosen = {**file.setting, "connections_max": 8 * count, "tenant_share": 1.0}
+    async with listening(**chosen) as (port, service, server):
         wires = [await Wire.to(port) for _ in range(count)]
         await until(lambda: len(server.server_state.connections) == count)
         assert counts_of(server).reserved == 0
@@ -258,5 +243,3 @@ def test_newcomers_have_room_even_where_everything_is_promised(tmp_path: Path) -
             assert (await ask(wire, file, ("acme", "rival")[number % 2]))[0] == 200
         bound = service.core.shares.bounds["connections_max"]
         assert (bound.held(ACME), bound.held(RIVAL)) == (count // 2, count // 2)
-
-    on_a_port(use, token_file=str(file.path), connections_max=8 * count, tenant_share=1.0)

@@ -15,7 +15,14 @@ from select_service.settings import Settings
 from tests import wait
 from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process, listening, worker
+from tests.select_service.edge.serving import (
+    PROMPT,
+    add_worker,
+    app_client,
+    in_process,
+    listening,
+    worker,
+)
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -73,10 +80,9 @@ async def flood(tenants: Tenants, bound: str, made: Any, code: str, status: int)
     return number
 
 
-def test_leases(tmp_path: Path) -> None:
+async def test_leases(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, leases_max=12) as (client, service):
         tenants = Tenants(file, client)
         held = await flood(tenants, "leases_max", lease, "too_many_leases", 503)
         assert held == 12 - 2 * 2
@@ -88,16 +94,14 @@ def test_leases(tmp_path: Path) -> None:
         assert (await tenants.ask("acme", "DELETE", "/leases/l0")).status_code == 200
         assert (await tenants.ask("rival", *lease(2))).status_code == 201
 
-    in_process(use, token_file=str(file.path), leases_max=12)
 
-
-def test_workers(tmp_path: Path) -> None:
+async def test_workers(tmp_path: Path) -> None:
     file = file_of(tmp_path)
 
     def made(number: int, tenant: str = ACME, at: int = 100) -> tuple[str, str, dict[str, Any]]:
         return "POST", "/workers", worker(at + number, tenant_id=tenant)
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, workers_max=12) as (client, service):
         tenants = Tenants(file, client)
         held = await flood(tenants, "workers_max", made, "too_many_workers", 409)
         assert held == 8
@@ -114,18 +118,16 @@ def test_workers(tmp_path: Path) -> None:
         assert (await tenants.ask("acme", "DELETE", "/workers/100")).status_code == 200
         assert (await tenants.ask("rival", *made(2, RIVAL, 200))).status_code == 201
 
-    in_process(use, token_file=str(file.path), workers_max=12)
-
 
 @pytest.mark.parametrize("bound", ["scopes_max", "event_sources_max"])
-def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
+async def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
     file = file_of(tmp_path)
 
     async def register(tenants: Tenants, who: str, number: int, tenant: str) -> dict[str, Any]:
         spec = worker(number, tenant_id=tenant, model_name=f"m{number}")
         return (await tenants.ask(who, "POST", "/workers", spec)).json()  # type: ignore[no-any-return]
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, **{bound: 12}) as (client, service):
         tenants = Tenants(file, client)
         told: dict[str, Any] = {}
         for number in range(100, 120):
@@ -149,14 +151,11 @@ def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
         assert len(service.core.partitions) <= 13
         service.core.check()
 
-    in_process(use, token_file=str(file.path), **{bound: 12})
 
-
-def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> None:
+async def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> None:
     """Nor do they keep their own tenant from opening others."""
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, scopes_max=12) as (client, service):
         tenants = Tenants(file, client)
         for number in range(100, 160):
             spec = worker(number, tenant_id=ACME, model_name=f"m{number}")
@@ -167,11 +166,9 @@ def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> None:
         service.core.check()
         await until(lambda: len(service.core.partitions) <= 12)
 
-    in_process(use, token_file=str(file.path), scopes_max=12)
-
 
 @pytest.mark.parametrize("path", ["/reservations", "/select_and_reserve"])
-def test_reservations(tmp_path: Path, path: str) -> None:
+async def test_reservations(tmp_path: Path, path: str) -> None:
     file = file_of(tmp_path)
 
     def made(number: int, tenant: str = ACME, at: int = 1) -> tuple[str, str, dict[str, Any]]:
@@ -179,7 +176,7 @@ def test_reservations(tmp_path: Path, path: str) -> None:
         named = {"reservation_id": f"r{number}", "tenant_id": tenant}
         return "POST", path, {**PROMPT, **where, **named}
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, reservations_max=12) as (client, service):
         tenants = Tenants(file, client)
         add_worker(service, 1, tenant_id=ACME)
         add_worker(service, 2, tenant_id=RIVAL)
@@ -202,8 +199,6 @@ def test_reservations(tmp_path: Path, path: str) -> None:
             answer = await tenants.ask("rival", *made(number, RIVAL, 2))
             assert answer.status_code in {200, 201}
         service.core.check()
-
-    in_process(use, token_file=str(file.path), reservations_max=12)
 
 
 def test_requests_that_wait(tmp_path: Path) -> None:
@@ -235,16 +230,15 @@ def test_requests_that_wait(tmp_path: Path) -> None:
                     one.cancel()
 
     async def all_of_it() -> None:
-        async with listening(token_file=str(file.path), reservations_max=12) as (port, service, _):
+        async with listening(**file.setting, reservations_max=12) as (port, service, _):
             await run(port, service)
 
     wait.run(all_of_it())
 
 
-def test_dumps(tmp_path: Path) -> None:
+async def test_dumps(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, dumps_max=12) as (client, service):
         tenants = Tenants(file, client)
         under_way = [service.dump(frozenset({ACME}), ACME) for _ in range(8)]
         answer = await tenants.ask("acme", "GET", "/dump")
@@ -255,14 +249,12 @@ def test_dumps(tmp_path: Path) -> None:
         del under_way[0]
         assert (await tenants.ask("acme", "GET", "/dump")).status_code == 200
 
-    in_process(use, token_file=str(file.path), dumps_max=12)
 
-
-def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
+async def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
     """Who ends very many forgets its own."""
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {**file.setting, "freed_ids_max": 12, "ended_leases_max": 12, "lease_reopen_s": 0.0}
+    async with app_client(**chosen) as (client, service):
         tenants = Tenants(file, client)
         add_worker(service, 1, tenant_id=ACME)
         add_worker(service, 2, tenant_id=RIVAL)
@@ -294,15 +286,11 @@ def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
         await tenants.ask("all", "DELETE", f"/reservations/{prefix_of(RIVAL)}r7")
         service.core.check()
 
-    in_process(
-        use, token_file=str(file.path), freed_ids_max=12, ended_leases_max=12, lease_reopen_s=0.0
-    )
 
-
-def test_sessions(tmp_path: Path) -> None:
+async def test_sessions(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    chosen = {**file.setting, "sessions_max": 12, "session_ttl_s": 600.0}
+    async with app_client(**chosen) as (client, service):
         tenants = Tenants(file, client)
         for number, tenant in enumerate((ACME, RIVAL), 1):
             add_worker(service, number, tenant_id=tenant)
@@ -318,13 +306,10 @@ def test_sessions(tmp_path: Path) -> None:
         assert len(sessions) == 12
         service.core.check()
 
-    in_process(use, token_file=str(file.path), sessions_max=12, session_ttl_s=600.0)
 
-
-def test_decisions(tmp_path: Path) -> None:
+async def test_decisions(tmp_path: Path) -> None:
     file = file_of(tmp_path)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**file.setting, decision_ring=16) as (client, service):
         tenants = Tenants(file, client)
         for number, tenant in enumerate((ACME, RIVAL, "default"), 1):
             add_worker(service, number, tenant_id=tenant)
@@ -367,45 +352,39 @@ def test_decisions(tmp_path: Path) -> None:
         kept = len(service.core.decisions)
         assert kept + service.core.decisions.evicted == 104
 
-    in_process(use, token_file=str(file.path), decision_ring=16)
 
-
-def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
+async def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
     """Its name enters the token file: its part is there from that moment."""
     file = TokenFile(tmp_path / "tokens")
     file.add("acme", "admin", tenants=[ACME])
+    settings = {"token_file": str(file.path), "leases_max": 12, "reservations_max": 12}
+    async with listening(**settings) as (port, service, _):
+        add_worker(service, 1, tenant_id=ACME)
+        add_worker(service, 2, tenant_id=RIVAL)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            tenants = Tenants(file, client)
 
-    async def all_of_it() -> None:
-        settings = {"token_file": str(file.path), "leases_max": 12, "reservations_max": 12}
-        async with listening(**settings) as (port, service, _):
-            add_worker(service, 1, tenant_id=ACME)
-            add_worker(service, 2, tenant_id=RIVAL)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                tenants = Tenants(file, client)
+            async def book(who: str, tenant: str, at: int, number: int) -> int:
+                named = {"reservation_id": f"r{number}", "tenant_id": tenant}
+                body = {**PROMPT, **named, "worker_id": at}
+                return (await tenants.ask(who, "POST", "/reservations", body)).status_code
 
-                async def book(who: str, tenant: str, at: int, number: int) -> int:
-                    named = {"reservation_id": f"r{number}", "tenant_id": tenant}
-                    body = {**PROMPT, **named, "worker_id": at}
-                    return (await tenants.ask(who, "POST", "/reservations", body)).status_code
-
-                for number in range(12):
-                    assert (await tenants.ask("acme", *lease(number))).status_code == 201
-                    assert await book("acme", ACME, 1, number) == 201
-                assert (await tenants.ask("acme", *lease(12))).status_code == 503
-                file.add("rival", "admin", tenants=[RIVAL])
-                security = service.security
-                assert security is not None
-                security.prepare()()
-                service.core.check()
-                for number in range(3):
-                    assert (await tenants.ask("rival", *lease(number))).status_code == 201
-                    assert await book("rival", RIVAL, 2, number) == 201
-                assert (await tenants.ask("rival", *lease(3))).status_code == 503
-                assert await book("rival", RIVAL, 2, 3) == 503
-                assert (await tenants.ask("acme", *lease(12))).status_code == 503
-                service.core.check()
-
-    wait.run(all_of_it())
+            for number in range(12):
+                assert (await tenants.ask("acme", *lease(number))).status_code == 201
+                assert await book("acme", ACME, 1, number) == 201
+            assert (await tenants.ask("acme", *lease(12))).status_code == 503
+            file.add("rival", "admin", tenants=[RIVAL])
+            security = service.security
+            assert security is not None
+            security.prepare()()
+            service.core.check()
+            for number in range(3):
+                assert (await tenants.ask("rival", *lease(number))).status_code == 201
+                assert await book("rival", RIVAL, 2, number) == 201
+            assert (await tenants.ask("rival", *lease(3))).status_code == 503
+            assert await book("rival", RIVAL, 2, 3) == 503
+            assert (await tenants.ask("acme", *lease(12))).status_code == 503
+            service.core.check()
 
 
 @run_by(in_process, leases_max=12)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES
@@ -26,46 +25,53 @@ from tests.select_service.edge.security.askers import (
     path_of,
 )
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port, worker
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, worker
 from tests.wait import until
 
 
-def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
+async def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
     """What is refused for being another's is refused as what does not exist, to the letter."""
     file = TokenFile(tmp_path / "tokens")
     ours = file.add("ours", *SCOPES, tenants=[OURS])
     file.add("theirs", *SCOPES, tenants=[THEIRS])
     file.add("all", "admin")
     asked = 0
-
-    async def use(port: int, service: Driver, _: object) -> None:
-        nonlocal asked
+    chosen = {**file.setting, "shadow_weights": {"temperature": 0.0}}
+    async with listening(**chosen) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         book = {"worker_id": 2, "tenant_id": THEIRS, "selection_id": "s-theirs", **PROMPT}
         for name, reservation_id in (("theirs", "r-theirs"), ("all", "r-plain")):
-            wire.ask(
-                "POST", "/reservations", {"reservation_id": reservation_id, **book}, file.line(name)
+            assert (
+                await wire.status(
+                    "POST",
+                    "/reservations",
+                    {"reservation_id": reservation_id, **book},
+                    file.line(name),
+                )
+                == 201
             )
-            assert (await wire.answer())[0] == 201
-        wire.ask(
-            *("POST", "/leases", {"owner": "o", "ttl_s": 60, "lease_id": "l-theirs"}),
-            file.line("theirs"),
+        assert (
+            await wire.status(
+                *("POST", "/leases", {"owner": "o", "ttl_s": 60, "lease_id": "l-theirs"}),
+                file.line("theirs"),
+            )
+            == 201
         )
-        assert (await wire.answer())[0] == 201
         ask_theirs = {"tenant_id": THEIRS, "selection_id": "d-theirs", **PROMPT}
-        wire.ask("POST", "/select", ask_theirs, file.line("all"))
-        assert (await wire.answer())[0] == 200
-        wire.ask("POST", "/select", {"tenant_id": OURS, **PROMPT}, file.line("ours"))
-        assert (await wire.answer())[0] == 200
+        assert await wire.status("POST", "/select", ask_theirs, file.line("all")) == 200
+        assert (
+            await wire.status("POST", "/select", {"tenant_id": OURS, **PROMPT}, file.line("ours"))
+            == 200
+        )
         for freed in ("r-gone",):
-            wire.ask(
+            await wire.exchange(
                 *("POST", "/reservations", {**book, "reservation_id": freed}), file.line("all")
             )
-            await wire.answer()
-            wire.ask("DELETE", f"/reservations/{freed}", None, file.line("all"))
-            assert (await wire.answer())[0] == 200
+            assert (
+                await wire.status("DELETE", f"/reservations/{freed}", None, file.line("all")) == 200
+            )
 
         theirs: dict[str, tuple[str, ...]] = {
             "worker_id": ("2",),
@@ -118,27 +124,24 @@ def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
         assert service.security is not None
         assert service.security.authority is not None
         assert service.security.authority.foreign > 0
-        wire.ask("GET", "/leases", None, f"authorization: Bearer {ours}")
-        assert json.loads((await wire.answer())[2]) == {"leases": [], "total": 0}
-
-    on_a_port(use, token_file=str(file.path), shadow_weights={"temperature": 0.0})
+        assert json.loads(
+            (await wire.exchange("GET", "/leases", None, f"authorization: Bearer {ours}"))[2]
+        ) == {"leases": [], "total": 0}
     assert asked > 15
 
 
-def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
+async def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
     """The same ids may be used by two tenants, and each reaches its own by them."""
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=[OURS])
     file.add("theirs", *SCOPES, tenants=[THEIRS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
 
         async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-            wire.ask(method, path, body, file.line(name))
-            status, _, content = await wire.answer()
+            status, _, content = await wire.exchange(method, path, body, file.line(name))
             return status, json.loads(content)
 
         for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
@@ -196,63 +199,58 @@ def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
         assert not len(service.core.lifecycle.bookings)
         service.core.check()
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(tmp_path: Path) -> None:
+async def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(
+    tmp_path: Path,
+) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "lifecycle", tenants=["other", OURS])
     file.add("all", "admin")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         wire = await Wire.to(port)
-        wire.ask(
-            *("POST", "/reservations"),
-            {"reservation_id": "plain", "worker_id": 1, "tenant_id": OURS, **PROMPT},
-            file.line("all"),
+        assert (
+            await wire.status(
+                *("POST", "/reservations"),
+                {"reservation_id": "plain", "worker_id": 1, "tenant_id": OURS, **PROMPT},
+                file.line("all"),
+            )
+            == 201
         )
-        assert (await wire.answer())[0] == 201
-        wire.ask("DELETE", "/reservations/plain", None, file.line("ours"))
-        assert (await wire.answer())[0] == 200
+        assert await wire.status("DELETE", "/reservations/plain", None, file.line("ours")) == 200
         assert not len(service.core.lifecycle.bookings)
         # of two tenants' tokens, each finds what the other booked for the tenant they share
         file.add("narrow", *SCOPES, tenants=[OURS])
         assert service.security is not None
         service.security.prepare()()
-        wire.ask(
-            *("POST", "/reservations"),
-            {"reservation_id": "r", "worker_id": 1, "tenant_id": OURS, **PROMPT},
-            file.line("narrow"),
+        assert (
+            await wire.status(
+                *("POST", "/reservations"),
+                {"reservation_id": "r", "worker_id": 1, "tenant_id": OURS, **PROMPT},
+                file.line("narrow"),
+            )
+            == 201
         )
-        assert (await wire.answer())[0] == 201
-        wire.ask("DELETE", "/reservations/r", None, file.line("ours"))
-        assert (await wire.answer())[0] == 200
-        wire.ask("DELETE", "/reservations/r", None, file.line("ours"))
-        assert (await wire.answer())[0] == 200
-
-    on_a_port(use, token_file=str(file.path))
+        assert await wire.status("DELETE", "/reservations/r", None, file.line("ours")) == 200
+        assert await wire.status("DELETE", "/reservations/r", None, file.line("ours")) == 200
 
 
-def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
+async def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
     """Clients that are not bound may choose any name, and may pass on what theirs have chosen."""
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=[OURS])
     file.add("all", "admin")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         body = {"reservation_id": "acme%20corp:r", "worker_id": 2, "tenant_id": THEIRS, **PROMPT}
-        wire.ask("POST", "/reservations", body, file.line("all"))
-        assert (await wire.answer())[0] == 201
+        assert await wire.status("POST", "/reservations", body, file.line("all")) == 201
         for method, path in (("DELETE", "r"), ("POST", "r/prefill_complete")):
-            wire.ask(method, f"/reservations/{path}", None, file.line("ours"))
-            status, _, content = await wire.answer()
+            status, _, content = await wire.exchange(
+                method, f"/reservations/{path}", None, file.line("ours")
+            )
             assert (status, json.loads(content)["error"]) == (404, "reservation r not found")
         assert len(service.core.lifecycle.bookings) == 1
-
-    on_a_port(use, token_file=str(file.path))
 
 
 @pytest.mark.parametrize("name", ["ü" * 100, "t" * 256, "%%" + "0" * 32, "t" * 33])
@@ -263,12 +261,11 @@ def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
     assert prefix_of(prefix_of(name).removesuffix(":")) != prefix_of(name)
 
 
-def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
+async def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=[OURS])
     file.add("theirs", *SCOPES, tenants=[THEIRS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
@@ -302,127 +299,116 @@ def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
         booking["reservation_id"] = "x" * 244
         assert (await do("ours", "POST", "/select_and_reserve", booking))[0] == 200
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:
+async def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:
     """Numbers of workers are the process's; that one is taken is all there is to learn."""
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "catalog", tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
-        wire.ask("POST", "/workers", worker(2, tenant_id=OURS), file.line("ours"))
-        status, _, content = await wire.answer()
+        status, _, content = await wire.exchange(
+            "POST", "/workers", worker(2, tenant_id=OURS), file.line("ours")
+        )
         assert (status, json.loads(content)["error"]) == (409, "worker id 2 is not free")
         known = service.core.catalog.find(2)
         assert known is not None
         assert known.scope.tenant_id == THEIRS
         wire.ask("POST", "/workers", worker(3), file.line("ours"))  # the tenant `default`
         assert (await wire.answer())[0] == 404
-        wire.ask("POST", "/workers", worker(3, routing_group=OURS), file.line("ours"))
-        assert (await wire.answer())[0] == 201
+        assert (
+            await wire.status("POST", "/workers", worker(3, routing_group=OURS), file.line("ours"))
+            == 201
+        )
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_ready_tells_strangers_little_and_tenants_their_own(tmp_path: Path) -> None:
+async def test_ready_tells_strangers_little_and_tenants_their_own(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "read", tenants=[OURS])
     file.add("all", "read")
     file.add("blind", "select")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         wire = await Wire.to(port)
-        wire.ask("GET", "/ready")
-        assert (await wire.answer())[0] == 503
+        assert await wire.status("GET", "/ready") == 503
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
-        wire.ask("GET", "/ready")
-        status, _, content = await wire.answer()
+        status, _, content = await wire.exchange("GET", "/ready")
         assert (status, content) == (200, b'{"ready":true}')
-        wire.ask("GET", "/ready", None, file.line("ours"))
-        shown = json.loads((await wire.answer())[2])
+        shown = json.loads((await wire.exchange("GET", "/ready", None, file.line("ours")))[2])
         assert [one["worker_id"] for one in shown["workers"]] == [1]
         assert shown["schedulable_workers"] == 1
-        wire.ask("GET", "/ready", None, file.line("all"))
-        assert json.loads((await wire.answer())[2])["schedulable_workers"] == 2
-        wire.ask("GET", "/ready", None, file.line("blind"))
-        assert (await wire.answer())[2] == b'{"ready":true}'
+        assert (
+            json.loads((await wire.exchange("GET", "/ready", None, file.line("all")))[2])[
+                "schedulable_workers"
+            ]
+            == 2
+        )
+        assert (await wire.exchange("GET", "/ready", None, file.line("blind")))[
+            2
+        ] == b'{"ready":true}'
         for lines, status in (
             ((), 401),
             ((file.line("blind"),), 403),
             ((file.line("ours"),), 403),
             ((file.line("all"),), 200),
         ):
-            wire.ask("GET", "/ready?verbose=true", None, *lines)
-            assert (await wire.answer())[0] == status
-
-    on_a_port(use, token_file=str(file.path))
+            assert await wire.status("GET", "/ready?verbose=true", None, *lines) == status
 
 
-def test_a_request_that_waits_is_answered_under_its_clients_names(tmp_path: Path) -> None:
+async def test_a_request_that_waits_is_answered_under_its_clients_names(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting, max_queued_default=8) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS, max_inflight=1)
         first, second = await Wire.to(port), await Wire.to(port)
         ask = {"tenant_id": OURS, **PROMPT}
-        first.ask("POST", "/select_and_reserve", ask | {"reservation_id": "1"}, file.line("ours"))
-        assert (await first.answer())[0] == 200
+        assert (
+            await first.status(
+                "POST", "/select_and_reserve", ask | {"reservation_id": "1"}, file.line("ours")
+            )
+            == 200
+        )
         second.ask("POST", "/select_and_reserve", ask | {"reservation_id": "2"}, file.line("ours"))
         await until(lambda: any(one.pending_count for one in service.core.partitions.values()))
-        first.ask("DELETE", "/reservations/1", None, file.line("ours"))
-        assert (await first.answer())[0] == 200
+        assert await first.status("DELETE", "/reservations/1", None, file.line("ours")) == 200
         status, _, content = await second.answer()
         assert (status, json.loads(content)["reservation_id"]) == (200, "2")
 
-    on_a_port(use, token_file=str(file.path), max_queued_default=8)
 
-
-def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
+async def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", *SCOPES, tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS, role="prefill")
         add_worker(service, 2, tenant_id=OURS, role="decode")
         wire = await Wire.to(port)
         ask = {"tenant_id": OURS, "reservation_id": "pair", **PROMPT}
-        wire.ask("POST", "/select_pair", ask, file.line("ours"))
-        status, _, content = await wire.answer()
+        status, _, content = await wire.exchange("POST", "/select_pair", ask, file.line("ours"))
         answer = json.loads(content)
         assert (status, answer["reservation_id"]) == (200, "pair"), answer
         assert answer["decode"]["reservation_id"] == "pair:decode"
         assert answer["prefill"]["reservation_id"] == "pair:prefill"
         for path in ("pair/prefill_complete", "pair:decode/output_block"):
-            wire.ask("POST", f"/reservations/{path}", {}, file.line("ours"))
-            assert (await wire.answer())[0] == 200
-        wire.ask("DELETE", "/reservations/pair", None, file.line("ours"))
-        assert (await wire.answer())[0] == 200
+            assert await wire.status("POST", f"/reservations/{path}", {}, file.line("ours")) == 200
+        assert await wire.status("DELETE", "/reservations/pair", None, file.line("ours")) == 200
         assert not len(service.core.lifecycle.bookings)
 
-    on_a_port(use, token_file=str(file.path))
 
-
-def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
+async def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
     """A repeat is answered from what was kept: under the tenant's name, and so to its client."""
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "select", tenants=[OURS])
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service, 1, tenant_id=OURS)
         wire = await Wire.to(port)
-        wire.ask(
-            *("POST", "/select_and_reserve"),
-            {"tenant_id": OURS, "reservation_id": "r", **PROMPT},
-            file.line("ours"),
+        assert (
+            await wire.status(
+                *("POST", "/select_and_reserve"),
+                {"tenant_id": OURS, "reservation_id": "r", **PROMPT},
+                file.line("ours"),
+            )
+            == 200
         )
-        assert (await wire.answer())[0] == 200
         booking = service.core.lifecycle.bookings.live("acme%20corp:r")
         assert booking is not None
         assert msgspec.to_builtins(booking.answer)["reservation_id"] == "acme%20corp:r"
-
-    on_a_port(use, token_file=str(file.path))

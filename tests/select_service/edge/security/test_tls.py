@@ -18,10 +18,9 @@ from select_service.edge import server as server_module
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http import connection_guard
 from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
-from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import HOST, PROMPT, Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
 
@@ -53,25 +52,21 @@ def serial(wire: Wire) -> str:
 
 
 async def health(wire: Wire) -> int:
-    wire.ask("GET", "/health")
-    return (await wire.answer())[0]
+    return await wire.status("GET", "/health")
 
 
-def test_requests_over_tls(ca: Authority, tmp_path: Path) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_requests_over_tls(ca: Authority, tmp_path: Path) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, service, _):
         add_worker(service)
         wire = await Wire.to(port, ca.client())
         for _ in range(3):
-            wire.ask("POST", "/select", PROMPT)
-            assert (await wire.answer())[0] == 200
+            assert await wire.status("POST", "/select", PROMPT) == 200
         version = wire.writer.get_extra_info("ssl_object").version()
         assert version == "TLSv1.3"
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_old_tls_and_no_tls_are_refused(ca: Authority, tmp_path: Path) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_old_tls_and_no_tls_are_refused(ca: Authority, tmp_path: Path) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, _, _):
         old = ca.client()
         with pytest.warns(DeprecationWarning, match="TLSv1"):
             old.minimum_version = ssl.TLSVersion.TLSv1
@@ -85,13 +80,11 @@ def test_old_tls_and_no_tls_are_refused(ca: Authority, tmp_path: Path) -> None:
         assert b"200" not in await plain.rest()
         assert await health(await Wire.to(port, ca.client())) == 200
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_new_handshakes_get_the_new_certificate_and_connections_stay(
+async def test_new_handshakes_get_the_new_certificate_and_connections_stay(
     ca: Authority, tmp_path: Path
 ) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, service, _):
         before = await Wire.to(port, ca.client())
         assert await health(before) == 200
         ca.issue("server", cert=tmp_path / "server.pem")
@@ -104,13 +97,11 @@ def test_new_handshakes_get_the_new_certificate_and_connections_stay(
         assert serial(after) != serial(before)
         assert await health(before) == 200, "whoever is connected stays so"
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_a_bad_pair_keeps_the_old_one_and_says_why(
+async def test_a_bad_pair_keeps_the_old_one_and_says_why(
     ca: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, service, _):
         before = await Wire.to(port, ca.client())
         certificates = certificates_of(service)
         ca.issue("other", cert=tmp_path / "other.pem")
@@ -131,13 +122,14 @@ def test_a_bad_pair_keeps_the_old_one_and_says_why(
         assert "No such file" in caplog.text
         assert await health(await Wire.to(port, ca.client())) == 200
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_clients_must_show_a_certificate(ca: Authority, tmp_path: Path) -> None:
+async def test_clients_must_show_a_certificate(ca: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**settings_of(ca, tmp_path, tls_client_ca=str(ca.cert))) as (
+        port,
+        _,
+        _,
+    ):
         client = ca.issue("client", cert=tmp_path / "client.pem")
         assert await health(await Wire.to(port, ca.client(client))) == 200
         for nobody in (None, stranger.issue("evil")):
@@ -148,14 +140,14 @@ def test_clients_must_show_a_certificate(ca: Authority, tmp_path: Path) -> None:
         with pytest.raises((ssl.SSLError, OSError)):
             await Wire.to(port, old)
 
-    on_a_port(use, **settings_of(ca, tmp_path, tls_client_ca=str(ca.cert)))
 
-
-def test_an_authority_taken_away_vouches_for_nobody(ca: Authority, tmp_path: Path) -> None:
+async def test_an_authority_taken_away_vouches_for_nobody(ca: Authority, tmp_path: Path) -> None:
     """Also not for who was here before: no session may be gone on with."""
     first = Authority(tmp_path, "first")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    shutil.copy(first.cert, tmp_path / "clients.pem")
+    async with listening(
+        **settings_of(ca, tmp_path, tls_client_ca=str(tmp_path / "clients.pem"))
+    ) as (port, service, _):
         context = ca.client(first.issue("client"))
         reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
         writer.write(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
@@ -180,18 +172,15 @@ def test_an_authority_taken_away_vouches_for_nobody(ca: Authority, tmp_path: Pat
         assert answer == b""
         writer.close()
 
-    shutil.copy(first.cert, tmp_path / "clients.pem")
-    on_a_port(use, **settings_of(ca, tmp_path, tls_client_ca=str(tmp_path / "clients.pem")))
 
-
-def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> None:
+async def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     file.add_certificate("by name", "spiffe://fleet/gateway", "select")
     file.add_certificate("other", "reader.example", "read")
     file.add_certificate("never", "mallory", "admin")
     file.add("token", "lifecycle")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    settings = settings_of(ca, tmp_path, tls_client_ca=str(ca.cert), **file.setting)
+    async with listening(**settings) as (port, service, _):
         add_worker(service)
         gateway = ca.issue("anything", "URI:spiffe://fleet/gateway", cert=tmp_path / "g.pem")
         reader = ca.issue("reader", "DNS:reader.example", cert=tmp_path / "r.pem")
@@ -199,10 +188,8 @@ def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> Non
         wires = [await Wire.to(port, ca.client(who)) for who in (gateway, reader, nobody)]
 
         async def select_and_list(wire: Wire, *lines: str) -> tuple[int, int]:
-            wire.ask("POST", "/select", PROMPT, *lines)
-            status = (await wire.answer())[0]
-            wire.ask("GET", "/workers", None, *lines)
-            return status, (await wire.answer())[0]
+            status = await wire.status("POST", "/select", PROMPT, *lines)
+            return status, await wire.status("GET", "/workers", None, *lines)
 
         for _ in range(3):  # what one's header lines mean is not what they mean from another
             assert [await select_and_list(wire) for wire in wires] == [
@@ -218,27 +205,20 @@ def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> Non
         service.security.prepare()()
         assert await select_and_list(wires[0]) == (401, 401)
 
-    settings = settings_of(ca, tmp_path, tls_client_ca=str(ca.cert), token_file=str(file.path))
-    on_a_port(use, **settings)
 
-
-def test_a_unix_socket_beside_tls_is_plain(ca: Authority, tmp_path: Path) -> None:
+async def test_a_unix_socket_beside_tls_is_plain(ca: Authority, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(uds=path, **settings_of(ca, tmp_path)) as (port, _, _):
         assert await health(await Wire.to(path)) == 200
         assert await health(await Wire.to(port, ca.client())) == 200
 
-    on_a_port(use, uds=path, **settings_of(ca, tmp_path))
 
-
-def test_refusals_of_the_connection_over_tls(
+async def test_refusals_of_the_connection_over_tls(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transport of TLS cannot be closed on one side: it is closed when the time is up."""
     monkeypatch.setattr(connection_guard, "LINGER_S", 0.1)
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, _, _):
         wire = await Wire.to(port, ca.client())
         wire.say(b"nonsense\r\n\r\n")
         assert b"malformed_http" in await wire.rest()
@@ -246,13 +226,11 @@ def test_refusals_of_the_connection_over_tls(
         wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 70_000)
         assert b"head_too_large" in await wire.rest()
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: Path) -> None:
+async def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: Path) -> None:
     """Each would hold a descriptor and 60 KB, and no limit knew of it."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    chosen = {"connections_per_address_max": 2, **settings_of(ca, tmp_path)}
+    async with listening(**chosen) as (port, _, server):
         silent = [await Wire.to(port) for _ in range(3)]
         assert await silent[0].rest() == b"", "the first makes room for the third"
         assert server._counts.refused_by_address == 1
@@ -272,54 +250,54 @@ def test_those_who_do_not_shake_hands_are_limited_too(ca: Authority, tmp_path: P
         assert server._counts.handshakes == 2
         assert await health(wire) == 200
 
-    on_a_port(use, connections_per_address_max=2, **settings_of(ca, tmp_path))
-
 
 @pytest.mark.parametrize("flood", ["tls_handshakes_max", "connections_per_address_max"])
-def test_who_never_shakes_hands_keeps_nobody_out(ca: Authority, tmp_path: Path, flood: str) -> None:
+async def test_who_never_shakes_hands_keeps_nobody_out(
+    ca: Authority, tmp_path: Path, flood: str
+) -> None:
     """Not from the service, as long as a handshake is quicker than so many connections."""
-
-    async def use(port: int, _service: Driver, server: Server) -> None:
+    async with listening(**{flood: 4}, **settings_of(ca, tmp_path)) as (port, _service, server):
         silent = [await Wire.to(port) for _ in range(40)]
         for _ in range(3):
             silent.append(await Wire.to(port))
             wire = await Wire.to(port, ca.client())
-            wire.ask("PUT", "/config", {"settings": {"header_timeout_s": 60}})
-            assert (await wire.answer())[0] == 200
+            assert (
+                await wire.status("PUT", "/config", {"settings": {"header_timeout_s": 60}}) == 200
+            )
             wire.close()
         assert server._counts.handshakes <= 4
 
-    on_a_port(use, **{flood: 4}, **settings_of(ca, tmp_path))
 
-
-def test_the_reserve_over_tls(ca: Authority, tmp_path: Path) -> None:
+async def test_the_reserve_over_tls(ca: Authority, tmp_path: Path) -> None:
     """Limits of connections that were set too low can be taken back over TLS, too."""
-
-    async def use(port: int, _service: Driver, server: Server) -> None:
+    chosen = {"connections_max": 1, **settings_of(ca, tmp_path)}
+    async with listening(**chosen) as (port, _service, server):
         first = await Wire.to(port, ca.client())
         assert await health(first) == 200
         wire = await Wire.to(port, ca.client())
-        wire.ask("GET", "/loads")
-        assert b"too_many_connections" in (await wire.answer())[2]
+        assert b"too_many_connections" in (await wire.exchange("GET", "/loads"))[2]
         wire.close()  # else the server lingers
         silent = [
             await Wire.to(port, ca.client()) for _ in range(connection_guard.RESERVED_MAX + 4)
         ]
         assert server._counts.reserved == connection_guard.RESERVED_MAX
         wire = await Wire.to(port, ca.client())
-        wire.ask("PUT", "/config", {"settings": {"connections_max": None}})
-        assert (await wire.answer())[0] == 200
+        assert await wire.status("PUT", "/config", {"settings": {"connections_max": None}}) == 200
         for one in silent:
             one.close()
 
-    on_a_port(use, connections_max=1, **settings_of(ca, tmp_path))
 
-
-def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_path: Path) -> None:
+async def test_handshakes_that_fail_are_counted_by_what_was_wrong(
+    ca: Authority, tmp_path: Path
+) -> None:
     """Each is closed without a word: the number is all there is to see of a client set up wrong."""
     client = ca.client(ca.issue("client", cert=tmp_path / "client.pem"))
+    async with listening(**settings_of(ca, tmp_path, tls_client_ca=str(ca.cert))) as (
+        port,
+        _,
+        server,
+    ):
 
-    async def use(port: int, service: Driver, server: Server) -> None:
         async def told(reason: str) -> None:
             line = f'select_service_tls_handshakes_failed_total{{reason="{reason}"}} 1.0'
             wire = await Wire.to(port, client)
@@ -348,15 +326,12 @@ def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_p
         server._limits.header_timeout_s = 10.0
         await told("timeout")
 
-    on_a_port(use, **settings_of(ca, tmp_path, tls_client_ca=str(ca.cert)))
 
-
-def test_who_has_connected_when_the_end_comes_may_shake_hands(
+async def test_who_has_connected_when_the_end_comes_may_shake_hands(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600.0)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening(**settings_of(ca, tmp_path)) as (port, _, server):
         waits = [socket.create_connection((HOST, port)) for _ in range(40)]
         server.go()
         while True:  # until the port is closed
@@ -375,13 +350,10 @@ def test_who_has_connected_when_the_end_comes_may_shake_hands(
             writer.close()
             await writer.wait_closed()
 
-    on_a_port(use, **settings_of(ca, tmp_path))
 
-
-def test_the_end_waits_for_nobodys_goodbye(ca: Authority, tmp_path: Path) -> None:
+async def test_the_end_waits_for_nobodys_goodbye(ca: Authority, tmp_path: Path) -> None:
     """Of a connection in a pool that nobody reads none comes, for as long as one waits."""
-
-    async def use(port: int, _: Driver, server: Server) -> None:
+    async with listening(**settings_of(ca, tmp_path, shutdown_timeout_s=3600)) as (port, _, server):
         mute, spoken = await Wire.to(port, ca.client()), await Wire.to(port, ca.client())
         for wire in (mute, spoken):
             assert await health(wire) == 200
@@ -391,15 +363,11 @@ def test_the_end_waits_for_nobodys_goodbye(ca: Authority, tmp_path: Path) -> Non
         await until(lambda: not server.server_state.connections)
         mute.writer.transport.resume_reading()  # type: ignore[attr-defined] # to close it
 
-    on_a_port(use, **settings_of(ca, tmp_path, shutdown_timeout_s=3600))
 
-
-def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
+async def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
+    async with listening(header_timeout_s=0.2, **settings_of(ca, tmp_path)) as (port, _, _):
         wire = await Wire.to(port)
         assert await wire.rest() == b"", "closed when the handshake has taken too long"
-
-    on_a_port(use, header_timeout_s=0.2, **settings_of(ca, tmp_path))
 
 
 def test_files_that_cannot_be_used(ca: Authority, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.edge.app import create_driver
-from select_service.edge.driver.driver import Driver
 from tests.live.collector import Collector
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port
-from tests.select_service.edge.tracing.traced import ON, ask, run, traced
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, listening
+from tests.select_service.edge.tracing.traced import ON, traced
 from tests.wait import PATIENCE_S, until
 
 
@@ -46,19 +45,18 @@ async def test_a_bad_collector_costs_spans_only(
     few = {"trace_queue_spans_max": 8, "trace_batch_spans_max": 4, "trace_shutdown_s": 0.2}
     async with traced(**few) as (wire, service):
         for _ in range(50):
-            assert await ask(wire, "POST", "/select", PROMPT) == 200
+            assert await wire.status("POST", "/select", PROMPT) == 200
         assert service.tracing is not None
         export = service.tracing.export
         await until(lambda: export.failed > 0)
         assert export.dropped > 0
-        wire.ask("GET", "/metrics")
-        text = (await wire.answer())[2].decode()
+        text = (await wire.exchange("GET", "/metrics"))[2].decode()
         assert 'trace_spans_total{outcome="exported"} 0.0' in text
         assert f'trace_spans_total{{outcome="dropped"}} {export.dropped}.0' in text
         assert "select_service_traced_requests_total 50.0" in text
 
 
-def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
+async def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
     """Nor kept in memory: 64 MB of it, had it been."""
     cut = threading.Event()
 
@@ -74,31 +72,24 @@ def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
         return True
 
     collector.behave = go_on
-
-    async def asks() -> None:
-        async with traced() as (wire, service):
-            assert await ask(wire, "POST", "/select", PROMPT) == 200
-            assert service.tracing is not None
-            export = service.tracing.export
-            await until(lambda: export.exported > 0)
-
-    run(asks())
+    async with traced() as (wire, service):
+        assert await wire.status("POST", "/select", PROMPT) == 200
+        assert service.tracing is not None
+        export = service.tracing.export
+        await until(lambda: export.exported > 0)
     assert cut.wait(PATIENCE_S)
 
 
-def test_without_the_extra_there_is_a_service(
+async def test_without_the_extra_there_is_a_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(
         __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
     )
-
-    async def use(port: int, service: Driver, _: object) -> None:
+    async with listening(**ON) as (port, service, _):
         assert service.tracing is None
         wire = await Wire.to(port)
-        assert await ask(wire, "GET", "/health") == 200
-
-    on_a_port(use, **ON)
+        assert await wire.status("GET", "/health") == 200
     assert "pip install 'opentelemetry-sdk>=1.35'" in caplog.text
 
 

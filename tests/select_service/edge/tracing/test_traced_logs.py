@@ -14,10 +14,10 @@ from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector
 from tests.select_service.edge.serving import PROMPT
 from tests.select_service.edge.tracing.test_tracing import TRACE, TRACEPARENT
-from tests.select_service.edge.tracing.traced import ask, run, traced
+from tests.select_service.edge.tracing.traced import traced
 
 
-def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any) -> None:
+async def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any) -> None:
     async def fail(*_: object) -> None:
         await asyncio.sleep(0)
         raise ZeroDivisionError
@@ -27,17 +27,13 @@ def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any
     monkeypatch.setattr(
         log, "error", lambda message, **_: said.append((message, dict(HERE.get() or {})))
     )
-
-    async def asks() -> None:
-        async with traced() as (wire, service):
-            monkeypatch.setattr(service, "load_scopes", lambda *_: 1 / 0)
-            assert await ask(wire, "GET", "/loads", None, TRACEPARENT) == 500
-            monkeypatch.setattr(service, "clear_lease", fail)
-            monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
-            assert await ask(wire, "DELETE", "/leases/x", None, TRACEPARENT) == 500
-            assert HERE.get() is None
-
-    run(asks())
+    async with traced() as (wire, service):
+        monkeypatch.setattr(service, "load_scopes", lambda *_: 1 / 0)
+        assert await wire.status("GET", "/loads", None, TRACEPARENT) == 500
+        monkeypatch.setattr(service, "clear_lease", fail)
+        monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
+        assert await wire.status("DELETE", "/leases/x", None, TRACEPARENT) == 500
+        assert HERE.get() is None
     assert [
         ("request failed", {"trace_id": TRACE, "span_id": span.span_id})
         for span in collector.servers()
@@ -45,21 +41,17 @@ def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any
     assert [span.failed for span in collector.servers()] == [True, True]
 
 
-def test_log_records_name_the_request(collector: Collector) -> None:
+async def test_log_records_name_the_request(collector: Collector) -> None:
     stream = io.StringIO()
     root, access = logging.getLogger(), logging.getLogger("select_service.access")
     handlers, level = root.handlers[:], root.level
     logs.configure("json", "debug", access_log=True, stream=stream, ids=HERE.get)
-
-    async def asks() -> None:
+    try:
         async with traced(access_log=True) as (wire, _):
             body = {**PROMPT, "selection_id": "s1", "reservation_id": "r1"}
-            await ask(wire, "POST", "/select_and_reserve", body, TRACEPARENT)
-            await ask(wire, "DELETE", "/reservations/r1", None, TRACEPARENT.replace("-01", "-00"))
-            await ask(wire, "POST", "/select", PROMPT)
-
-    try:
-        run(asks())
+            await wire.status("POST", "/select_and_reserve", body, TRACEPARENT)
+            await wire.status("DELETE", "/reservations/r1", None, TRACEPARENT.replace("-01", "-00"))
+            await wire.status("POST", "/select", PROMPT)
     finally:
         root.handlers[:], root.level = handlers, level
         access.disabled = False
@@ -77,19 +69,15 @@ def test_log_records_name_the_request(collector: Collector) -> None:
     assert (selected["trace_id"], selected["span_id"]) == (other.trace_id, other.span_id)
 
 
-def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
+async def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
     seen: list[object] = []
-
-    async def asks() -> None:
-        async with traced():
-            HERE.ids = {"trace_id": TRACE}
-            try:
-                thread = threading.Thread(target=lambda: seen.append(HERE.get()))
-                thread.start()
-                thread.join()
-                seen.append(HERE.get())
-            finally:
-                HERE.ids = None
-
-    run(asks())
+    async with traced():
+        HERE.ids = {"trace_id": TRACE}
+        try:
+            thread = threading.Thread(target=lambda: seen.append(HERE.get()))
+            thread.start()
+            thread.join()
+            seen.append(HERE.get())
+        finally:
+            HERE.ids = None
     assert seen == [None, {"trace_id": TRACE}]

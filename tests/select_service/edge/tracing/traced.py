@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from select_service.edge.driver.driver import Driver
-from tests import wait
 from tests.select_service.edge.serving import Wire, add_worker, listening
 
 ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
@@ -25,13 +24,3 @@ async def traced(**settings: Any) -> AsyncIterator[tuple[Wire, Driver]]:
             assert service.tracing is not None
             assert service.tracing.recorder.waiting == {}
             assert service.tracing.recorder.current is None
-
-
-async def ask(wire: Wire, method: str, path: str, body: object = None, *headers: str) -> int:
-    wire.ask(method, path, body, *headers)
-    return (await wire.answer())[0]
-
-
-def run(asks: Any) -> None:
-    """Ask; all spans have arrived once the service is closed."""
-    wait.run(asks)
