@@ -1,37 +1,38 @@
 """The client for asyncio: carries out the core's commands on the event loop it is used on.
 
-The verbs are in `asynchronous_calls.py`, all decisions in `core`; `connections.py` sends the
-requests.
+The verbs are in `verbs.py`, all decisions in `core`; `connections.py` sends the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from select_service.client.asynchronous_operations import AsyncOperations
-from select_service.client.base_client import seconds
 from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.core.problems import OtherLoop
+from select_service.client.operations import Operations
 from select_service.client.reserve_context import AsyncReserve
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from select_service.client.base_client import Book
+    from typing_extensions import TypeVar
+
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
     from select_service.client.reservation import ReservationHandle
 
-T = TypeVar("T")
-R = TypeVar("R", bound="ReservationHandle")
+    T = TypeVar("T", default=Any)
+    R = TypeVar("R", bound=ReservationHandle)
+
 _FOREVER_S = 86_400.0
 
 
-class AsyncClient(AsyncOperations):
+class AsyncClient(Operations):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
     All methods are awaited on one event loop. Background work (reporting, renewing) begins with the
@@ -104,6 +105,42 @@ class AsyncClient(AsyncOperations):
             self._waiting.append(told)
             await told
 
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = Any,  # type: ignore[assignment]
+        *,
+        timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
+    ) -> T:
+        """Call any route, and decode the answer as `kind`. The path is used unchanged.
+
+        `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
+        """
+        run = self._answered(method, path, body, kind, timeout_ms=timeout_ms, accepts=accepts)
+        return await self._drive(run)
+
+    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        """Return a method of `Verbs` as a coroutine function."""
+
+        @wraps(method)
+        async def called(*args: Any, **kwargs: Any) -> T:
+            return await self._drive(method(self, *args, **kwargs))
+
+        return called
+
+    def booking_verb(self, method: Callable[..., Run[R]]) -> Callable[..., AsyncReserve[R]]:
+        """Return one that books, for `async with` or `await`."""
+
+        @wraps(method)
+        def called(*args: Any, **kwargs: Any) -> AsyncReserve[R]:
+            run = method(self, *args, **kwargs)
+            return AsyncReserve(lambda: self._drive(run))
+
+        return called
+
     # -- behind ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -157,21 +194,6 @@ class AsyncClient(AsyncOperations):
             if not told.done():
                 told.set_result(None)
         self._waiting.clear()
-
-    def _reserving(
-        self,
-        book: Book,
-        kind: type[R],
-        body: dict[str, Any],
-        name: str | None,
-        timeout_ms: float | None,
-    ) -> AsyncReserve[R]:
-        async def begin() -> R:
-            made = self._session.new_id() if name is None else name
-            run = book(body, made, monotonic(), seconds(timeout_ms))
-            return self._held(kind, await self._drive(run))
-
-        return AsyncReserve(begin)
 
     async def _drive(self, run: Run[T], *, is_errand: bool = False) -> T:
         """Carry out a run; a run that is dropped, for example cancelled, cleans up after itself."""

@@ -12,14 +12,13 @@ import socket
 import threading
 import uuid
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ForkedClient
 from select_service.client.core.session import ClientSession
 from select_service.client.core.upkeep import SessionUpkeep
 from select_service.client.hashing import hash_prompt
-from select_service.client.reservation import ReservationHandle
 from select_service.client.transport import SelectorEndpoints
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from select_service.client.core.booking import ClientBooking
     from select_service.client.core.exchange import Run
-
-R = TypeVar("R", bound=ReservationHandle)
 
 _log = logging.getLogger("select_service.client")
 
@@ -106,9 +103,6 @@ class BaseClient:
 
     def _on_work(self) -> None:
         raise NotImplementedError
-
-    def _held(self, kind: type[R], booking: ClientBooking) -> R:
-        return kind(booking, self._session, self._lock, monotonic, self._refuse_forked)
 
 
 def seconds(milliseconds: float | None) -> float | None:

@@ -1,7 +1,4 @@
-"""Bodies, queries and answers of calls, the same for asyncio and for threads.
-
-`asynchronous_calls.py` and its twin send them.
-"""
+"""Bodies, queries and answers of calls; `verbs.py` sends them."""
 
 from __future__ import annotations
 

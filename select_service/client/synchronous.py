@@ -7,25 +7,25 @@ held while a request is sent.
 from __future__ import annotations
 
 import threading
+from functools import wraps
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from select_service.client.base_client import seconds
 from select_service.client.connections import ConnectionPool
 from select_service.client.core.exchange import ExchangeOutcome, Send
-from select_service.client.synchronous_operations import Operations
+from select_service.client.operations import Operations
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from select_service.client.base_client import Book
+    from typing_extensions import TypeVar
+
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.reservation import ReservationHandle
 
-T = TypeVar("T")
-R = TypeVar("R", bound="ReservationHandle")
+    T = TypeVar("T", default=Any)
+
 _FOREVER_S = 86_400.0
 
 
@@ -90,6 +90,34 @@ class Client(Operations):
         with self._told:
             self._told.wait_for(lambda: self._session.is_settled or self._session.is_closed)
 
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = Any,  # type: ignore[assignment]
+        *,
+        timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
+    ) -> T:
+        """Call any route, and decode the answer as `kind`. The path is used unchanged.
+
+        `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
+        """
+        run = self._answered(method, path, body, kind, timeout_ms=timeout_ms, accepts=accepts)
+        return self._drive(run)
+
+    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., T]:
+        """Return a method of `Verbs` as one that waits for its answer."""
+
+        @wraps(method)
+        def called(*args: Any, **kwargs: Any) -> T:
+            return self._drive(method(self, *args, **kwargs))
+
+        return called
+
+    booking_verb = verb
+
     # -- behind ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -119,19 +147,6 @@ class Client(Operations):
             with self._told:
                 if self._session.is_settled:
                     self._told.notify_all()
-
-    def _reserving(
-        self,
-        book: Book,
-        kind: type[R],
-        body: dict[str, Any],
-        name: str | None,
-        timeout_ms: float | None,
-    ) -> R:
-        self._refuse_forked()
-        self._begin()
-        made = self._session.new_id() if name is None else name
-        return self._held(kind, self._drive(book(body, made, monotonic(), seconds(timeout_ms))))
 
     def _drive(self, run: Run[T], *, is_errand: bool = False, until_closed: bool = False) -> T:
         """Carry out a run; a run that is dropped cleans up after itself."""

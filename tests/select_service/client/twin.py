@@ -1,9 +1,8 @@
 """The methods that nobody writes: `make twin`, or `python -m tests.select_service.client.twin`.
 
 An operation that is one call of the driver (`get(…).calls(…)` in the table of operations) gets its
-methods in the embedded service and in the client for asyncio from here, unless they are written by
-hand there. The calls for threads say the same as those for asyncio with other words, so they are
-made of them. `test_twin.py` fails when a file differs from what is made here.
+methods in the embedded service and in the clients from here, unless they are written by
+hand there. `test_twin.py` fails when a file differs from what is made here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import select_service
-from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.verbs import Verbs
 from select_service.edge.embedded import SelectionService
 from select_service.edge.http.routes import ROUTES
 
@@ -53,40 +52,27 @@ class EmbeddedOperations:
 
     driver: Driver
 '''
-CLIENT_HEAD: Final = f'''"""Plain operations of an `AsyncClient`: {MADE_OF_TABLE}
+CLIENT_HEAD: Final = f'''"""Plain operations of the clients: {MADE_OF_TABLE}
 
-What is not just one request is in `asynchronous_calls.py`.
+What is not just one request is in `verbs.py`.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from select_service.client import calls
-from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.verb import Verb
+from select_service.client.verbs import Verbs
 '''
 CLIENT_CLASS: Final = '''
+if TYPE_CHECKING:
+    from select_service.client.core.exchange import Run
 
-class AsyncOperations(AsyncCalls):
+
+class Operations(Verbs):
     """What can be asked of the service in one request."""
 '''
-WORDS: Final = (
-    (r"\basync def ", "def "),
-    (r"\basync with ", "with "),
-    (r"\bawait ", ""),
-    (r"AsyncReserve\[(\w+)\]", r"\1"),
-    (r"\bAsync(Calls|Client|Operations)\b", r"\1"),
-    (r"\basynchronous_(calls|operations) import", r"synchronous_\1 import"),
-    (r"^from select_service.client.reserve_context import AsyncReserve\n", ""),
-    (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),
-)
-
-
-def twin_of(source: str) -> str:
-    """The text of the twin of a file."""
-    text = (ROOM / f"{source}.py").read_text("utf-8").split('"""', 2)[2]
-    for pattern, words in WORDS:
-        text = re.sub(pattern, words, text, flags=re.MULTILINE)
-    said = f"What can be asked of a `Client`: made out of `{source}.py` by `make twin`."
-    return _formatted(f'"""{said}\n\nChange that one.\n"""{text}')
 
 
 def embedded() -> str:
@@ -111,9 +97,9 @@ def embedded() -> str:
 
 
 def client() -> str:
-    """The text of the plain operations of the client for asyncio."""
-    lines = [CLIENT_HEAD, *_imports(AsyncCalls), CLIENT_CLASS]
-    for route, path, body in _plain(AsyncCalls):
+    """The text of the plain operations of the clients."""
+    lines = [CLIENT_HEAD, *_imports(Verbs), CLIENT_CLASS]
+    for route, path, body in _plain(Verbs):
         taken = ["self", *(f"{name}: {kind}" for name, kind in path.items())]
         url = re.sub(r"\{\w+\}", "{}", route.pattern).format(
             *(
@@ -131,9 +117,10 @@ def client() -> str:
         taken += asked.values()
         text = route.summary[0].lower() + route.summary[1:]
         lines += [
-            f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
+            "    @Verb",
+            f"    def {route.name}({', '.join(taken)}) -> Run[{_told(route)}]:",
             _doc(route, f"{_said(route)}: {text}"),
-            f"        return await self.call({sent}, kind={_told(route)})\n",
+            f"        return self._answered({sent}, kind={_told(route)})\n",
         ]
     return _formatted("\n".join(lines))
 
@@ -188,9 +175,7 @@ def _formatted(text: str) -> str:
 
 FILES: Final[dict[Path, Callable[[], str]]] = {
     HOUSE / "edge/embedded_operations.py": embedded,
-    ROOM / "asynchronous_operations.py": client,
-    ROOM / "synchronous_operations.py": lambda: twin_of("asynchronous_operations"),
-    ROOM / "synchronous_calls.py": lambda: twin_of("asynchronous_calls"),
+    ROOM / "operations.py": client,
 }
 
 

@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from select_service.client.asynchronous_operations import AsyncOperations
+from select_service.client.operations import Operations
 from select_service.edge.codec.responses import Status
 from select_service.edge.embedded import SelectionService
 from select_service.edge.http.routes import OPERATIONS, ROUTES
@@ -88,10 +88,10 @@ def test_a_plain_operation_takes_and_answers_what_its_row_says(name: str) -> Non
 
 CLIENT = {
     name: method
-    for name, method in inspect.getmembers(AsyncOperations, inspect.isfunction)
+    for name, method in inspect.getmembers(Operations, inspect.isfunction)
     if not name.startswith("_") and re.match(r"(GET|POST|PATCH|DELETE) /", method.__doc__ or "")
 }
-"""Methods of the clients that are one operation each; the synchronous ones are made of these."""
+"""Methods of the clients that are one operation each."""
 LISTED = {"batch": OperationResult, "decisions": Decision}
 """Operations of which the clients' methods return the list inside the answer."""
 
@@ -107,7 +107,7 @@ NOT_IN_CLIENTS = {*ONLY_BY_HTTP, "trust", "shadow", "dump"}
 def test_the_clients_have_operations_of_the_table_by_their_names() -> None:
     assert CLIENT.keys() <= OPERATIONS.keys()
     missing = {name for name, route in OPERATIONS.items() if not route.of_process} - CLIENT.keys()
-    why = "a method in asynchronous_calls.py, then `make twin`"
+    why = "a method in client/verbs.py"
     assert missing == OTHERWISE_IN_CLIENTS | NOT_IN_CLIENTS, why
 
 
@@ -116,7 +116,7 @@ def test_an_operation_of_the_clients_says_its_route_and_its_answer(name: str) ->
     route = OPERATIONS[name]
     said = (CLIENT[name].__doc__ or "").partition(":")[0].partition(".")[0]
     assert said == f"{route.method} {re.sub('{.*}', '{id}', route.pattern)}"
-    returned = str(CLIENT[name].__annotations__["return"])
+    returned = str(CLIENT[name].__annotations__["return"]).removeprefix("Run[").removesuffix("]")
     answers = LISTED.get(name, route.answers)
     if answers is Status:
         assert returned == "None"

@@ -1,13 +1,10 @@
-"""What can be asked of a `Client`: made out of `asynchronous_calls.py` by `make twin`.
-
-Change that one.
-"""
+"""What can be asked of the service, but for what is one request without more (`operations.py`)."""
 
 from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -15,6 +12,7 @@ from select_service.client import calls
 from select_service.client.base_client import BaseClient, seconds
 from select_service.client.core.exchange import SelectorRequest
 from select_service.client.reservation import PairReservation, Reservation
+from select_service.client.verb import BookingVerb, Verb
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -45,19 +43,21 @@ T = TypeVar("T")
 R = TypeVar("R", bound="ReservationHandle")
 
 
-class Calls(BaseClient):
+class Verbs(BaseClient):
     """Every verb of the service."""
 
+    @BookingVerb
     def reserve(
         self,
         *,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
         **fields: Unpack[calls.SelectFields],
-    ) -> Reservation:
+    ) -> Run[Reservation]:
         """Choose a worker and book it: `with client.reserve(…) as r:`; leaving it frees.
 
-        Without `with`, call `r.free()` yourself.
+        Of an `AsyncClient`: `async with`. Without `with`, or awaited, it returns the reservation,
+        and you must call `r.free()` yourself.
 
         Args:
             reservation_id: a UUID unless given; must not be in use.
@@ -76,23 +76,25 @@ class Calls(BaseClient):
         """
         body = calls.prompt_body(fields)
         book = self._session.reserve
-        return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
+        return self._booked(Reservation, book, body, reservation_id, timeout_ms)
 
+    @BookingVerb
     def reserve_pair(
         self,
         *,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
         **fields: Unpack[calls.SelectFields],
-    ) -> PairReservation:
+    ) -> Run[PairReservation]:
         """Choose a prefill and a decode worker, or one for both, and book them (/select_pair).
 
         Arguments, use and errors as in `reserve`.
         """
         body = calls.prompt_body(fields)
         book = self._session.reserve_pair
-        return self._reserving(book, PairReservation, body, reservation_id, timeout_ms)
+        return self._booked(PairReservation, book, body, reservation_id, timeout_ms)
 
+    @BookingVerb
     def book(
         self,
         worker_id: int,
@@ -102,7 +104,7 @@ class Calls(BaseClient):
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
         **fields: Unpack[calls.BookingFields],
-    ) -> Reservation:
+    ) -> Run[Reservation]:
         """Book a rank that was chosen elsewhere, for example by `select` (POST /reservations).
 
         Use and errors as in `reserve`.
@@ -118,116 +120,82 @@ class Calls(BaseClient):
         """
         body = calls.booking_body(worker_id, dp_rank, fields)
         book = partial(self._session.book, block_size=block_size)
-        return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
+        return self._booked(Reservation, book, body, reservation_id, timeout_ms)
 
+    @Verb
     def select(
         self,
         *,
         timeout_ms: float | None = None,
         **fields: Unpack[calls.SelectFields],
-    ) -> Selection:
+    ) -> Run[Selection]:
         """Choose a worker and book nothing; arguments and errors as in `reserve`."""
         body = calls.prompt_body(fields)
-        return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
+        return self._session.select(body, monotonic(), seconds(timeout_ms))
 
-    @overload
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, object] | None = None,
-        *,
-        timeout_ms: float | None = None,
-        accepts: tuple[int, ...] = (),
-    ) -> Any: ...
-
-    @overload
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, object] | None = None,
-        kind: type[T] = ...,
-        *,
-        timeout_ms: float | None = None,
-        accepts: tuple[int, ...] = (),
-    ) -> T: ...
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, object] | None = None,
-        kind: type[T] = Any,  # type: ignore[assignment]
-        *,
-        timeout_ms: float | None = None,
-        accepts: tuple[int, ...] = (),
-    ) -> T | Any:
-        """Call any route, and decode the answer as `kind`. The path is used unchanged.
-
-        `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
-        """
-        run = self._session.read(
-            SelectorRequest(method, path, body, accepts=accepts),
-            kind,
-            monotonic(),
-            seconds(timeout_ms),
-        )
-        return self._drive(run)
-
-    def ready(self) -> calls.Readiness:
+    @Verb
+    def ready(self) -> Run[calls.Readiness]:
         """GET /ready: whether anything can be scheduled."""
-        return self.call("GET", "/ready", kind=calls.Readiness, accepts=(503,))
+        return self._answered("GET", "/ready", kind=calls.Readiness, accepts=(503,))
 
+    @Verb
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[WorkerRecord]:
+    ) -> Run[list[WorkerRecord]]:
         """GET /workers: the catalog, by ascending id."""
         scope = calls.query(model_name=model_name, tenant_id=tenant_id)
-        return self.call("GET", "/workers" + scope, kind=list[WorkerRecord])
+        return self._answered("GET", "/workers" + scope, kind=list[WorkerRecord])
 
-    def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
+    @Verb
+    def drain_worker(self, worker_id: int, reason: str | None = None) -> Run[DrainStatus]:
         """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
         body: dict[str, object] | None = None if reason is None else {"reason": reason}
-        return self.call("POST", f"/workers/{worker_id}/drain", body, DrainStatus)
+        return self._answered("POST", f"/workers/{worker_id}/drain", body, DrainStatus)
 
+    @Verb
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[ScopeLoads]:
+    ) -> Run[list[ScopeLoads]]:
         """GET /loads: the load of every rank, by scope."""
         scope = calls.query(model_name=model_name, tenant_id=tenant_id)
-        return self.call("GET", "/loads" + scope, kind=list[ScopeLoads])
+        return self._answered("GET", "/loads" + scope, kind=list[ScopeLoads])
 
-    def potential_loads(self, **fields: Unpack[calls.SelectFields]) -> list[LoadRow]:
+    @Verb
+    def potential_loads(self, **fields: Unpack[calls.SelectFields]) -> Run[list[LoadRow]]:
         """POST /potential_loads: what every rank would carry with this prompt."""
         body = calls.prompt_body(fields)
-        return self.call("POST", "/potential_loads", body, list[LoadRow])
+        return self._answered("POST", "/potential_loads", body, list[LoadRow])
 
-    def overlap_scores(self, **fields: Unpack[calls.SelectFields]) -> OverlapScores:
+    @Verb
+    def overlap_scores(self, **fields: Unpack[calls.SelectFields]) -> Run[OverlapScores]:
         """POST /overlap_scores: what every rank holds of this prompt."""
         body = calls.prompt_body(fields)
-        return self.call("POST", "/overlap_scores", body, OverlapScores)
+        return self._answered("POST", "/overlap_scores", body, OverlapScores)
 
-    def decision(self, name: str) -> Decision:
+    @Verb
+    def decision(self, name: str) -> Run[Decision]:
         """GET /decisions/{id}: why this worker. Raises DecisionNotFound."""
-        return self.call("GET", f"/decisions/{calls.quoted(name)}", kind=Decision)
+        return self._answered("GET", f"/decisions/{calls.quoted(name)}", kind=Decision)
 
-    def decisions(self, limit: int = 50) -> list[Decision]:
+    @Verb
+    def decisions(self, limit: int = 50) -> Run[list[Decision]]:
         """GET /decisions: the last ones, newest first."""
-        told = self.call("GET", f"/decisions?limit={limit}", kind=calls.Decisions)
+        told = yield from self._answered("GET", f"/decisions?limit={limit}", kind=calls.Decisions)
         return told.decisions
 
-    def batch(self, operations: Sequence[Operation]) -> list[OperationResult]:
+    @Verb
+    def batch(self, operations: Sequence[Operation]) -> Run[list[OperationResult]]:
         """POST /reservations/batch: lifecycle calls by id, in order, and the result of each.
 
         For ids that no reservation object of this client represents. A request whose reply is lost
         is repeated, so report output by `total`, which may be repeated, and not by `count`.
         """
         body = msgspec.to_builtins(BatchRequest(operations=list(operations)))
-        told = self.call("POST", "/reservations/batch", body, BatchAnswer)
+        told = yield from self._answered("POST", "/reservations/batch", body, BatchAnswer)
         return told.results
 
-    def select_batch(self, wave: SelectBatchRequest) -> WaveAnswer:
+    @Verb
+    def select_batch(self, wave: SelectBatchRequest) -> Run[WaveAnswer]:
         """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
 
         Bookings live by the ids and leases their items name, and are ended by `batch` or by their
@@ -238,11 +206,12 @@ class Calls(BaseClient):
             for item in wave.requests:
                 if item.reservation_id is None:
                     item.reservation_id = self._session.new_id()
-        return self.call("POST", "/select_batch", calls.batch_body(wave), WaveAnswer)
+        return self._answered("POST", "/select_batch", calls.batch_body(wave), WaveAnswer)
 
+    @Verb
     def open_lease(
         self, lease_id: str | None = None, *, ttl_s: float = 30.0, owner: str | None = None
-    ) -> LeaseRecord:
+    ) -> Run[LeaseRecord]:
         """POST /leases: one of your own, besides that of `reserve`; its id a UUID unless given."""
         name = self._session.new_id() if lease_id is None else lease_id
         body: dict[str, object] = {
@@ -250,31 +219,45 @@ class Calls(BaseClient):
             "owner": owner or self._session.owner,
             "ttl_s": ttl_s,
         }
-        return self.call("POST", "/leases", body, LeaseRecord)
+        return self._answered("POST", "/leases", body, LeaseRecord)
 
-    def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
+    @Verb
+    def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> Run[LeaseRecord]:
         """POST /leases/{id}/renew. Raises LeaseNotFound."""
         path = f"/leases/{calls.quoted(lease_id)}/renew"
         body: dict[str, object] | None = None if ttl_s is None else {"ttl_s": ttl_s}
-        return self.call("POST", path, body, LeaseRecord)
+        return self._answered("POST", path, body, LeaseRecord)
 
-    def close_lease(self, lease_id: str) -> None:
+    @Verb
+    def close_lease(self, lease_id: str) -> Run[None]:
         """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
-        self.call("DELETE", f"/leases/{calls.quoted(lease_id)}")
+        yield from self._answered("DELETE", f"/leases/{calls.quoted(lease_id)}")
 
-    # -- for the face ---------------------------------------------------------------------------
+    # -- for these methods, and those of `operations.py` ----------------------------------------
 
-    def _drive(self, run: Run[T]) -> T:
-        """Carry out a run."""
-        raise NotImplementedError
-
-    def _reserving(
+    def _answered(
         self,
-        book: Book,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = Any,  # type: ignore[assignment]
+        *,
+        timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
+    ) -> Run[T]:
+        """Ask, and decode the answer as `kind`; see `Client.call`."""
+        ask = SelectorRequest(method, path, body, accepts=accepts)
+        return self._session.read(ask, kind, monotonic(), seconds(timeout_ms))
+
+    def _booked(
+        self,
         kind: type[R],
+        book: Book,
         body: dict[str, Any],
         name: str | None,
         timeout_ms: float | None,
-    ) -> R:
-        """Book, and return an object that represents the booking."""
-        raise NotImplementedError
+    ) -> Run[R]:
+        """Book, and return an object that represents the booking; time counts from its start."""
+        made = self._session.new_id() if name is None else name
+        booking = yield from book(body, made, monotonic(), seconds(timeout_ms))
+        return kind(booking, self._session, self._lock, monotonic, self._refuse_forked)
