@@ -228,7 +228,7 @@ class SocketBackend(httpcore.NetworkBackend):
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(str(error)) from None
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _Joined(_SocketStream(made), self._deadline)
+        return _SocketStream(made, self._deadline)
 
     def connect_unix_socket(
         self,
@@ -247,18 +247,22 @@ class SocketBackend(httpcore.NetworkBackend):
         except OSError as error:
             made.close()
             raise httpcore.ConnectError(str(error)) from None
-        return _Joined(_SocketStream(made), self._deadline)
+        return _SocketStream(made, self._deadline)
 
 
 class _SocketStream(httpcore.NetworkStream):
     """A connected socket."""
 
-    def __init__(self, made: socket.socket) -> None:
+    def __init__(self, made: socket.socket, deadline: Deadline) -> None:
         self._socket = made
+        self._deadline = deadline
+        self._unsent: list[bytes] = []
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         try:
-            self._socket.settimeout(timeout)
+            if self._unsent:
+                self._flush(timeout)
+            self._socket.settimeout(self._deadline.wait_s(timeout))
             return self._socket.recv(max_bytes)
         except TimeoutError as error:
             raise httpcore.ReadTimeout(str(error)) from None
@@ -266,13 +270,19 @@ class _SocketStream(httpcore.NetworkStream):
             raise httpcore.ReadError(str(error)) from None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._unsent.append(buffer)
+
+    def _flush(self, timeout: float | None) -> None:
+        """Send a whole request; a peer that closes before reading it may still have answered."""
+        whole = b"".join(self._unsent)
+        self._unsent.clear()
+        self._socket.settimeout(self._deadline.wait_s(timeout))
         try:
-            self._socket.settimeout(timeout)
-            self._socket.sendall(buffer)
-        except TimeoutError as error:
-            raise httpcore.WriteTimeout(str(error)) from None
-        except OSError as error:
-            raise httpcore.WriteError(str(error)) from None
+            self._socket.sendall(whole)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass
 
     def close(self) -> None:
         self._socket.close()
@@ -292,7 +302,7 @@ class _SocketStream(httpcore.NetworkStream):
         except OSError as error:  # includes an untrusted certificate
             self.close()
             raise httpcore.ConnectError(str(error)) from None
-        return _SocketStream(wrapped)
+        return _SocketStream(wrapped, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
         if info != "is_readable":
@@ -300,36 +310,3 @@ class _SocketStream(httpcore.NetworkStream):
         waiting = select.poll()  # not `select`, which refuses descriptors from 1024 on
         waiting.register(self._socket, select.POLLIN)
         return bool(waiting.poll(0))
-
-
-class _Joined(httpcore.NetworkStream):
-    def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
-        self._stream = stream
-        self._deadline = deadline
-        self._unsent: list[bytes] = []
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._unsent:
-            whole = b"".join(self._unsent)
-            self._unsent.clear()
-            with contextlib.suppress(httpcore.WriteError):  # it may still have answered
-                self._stream.write(whole, self._deadline.wait_s(timeout))
-        return self._stream.read(max_bytes, self._deadline.wait_s(timeout))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._unsent.append(buffer)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
-        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _Joined(stream, self._deadline)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)

@@ -7,7 +7,7 @@ up. If the client disconnects, nothing of its wave stays booked.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.core.batches.batch_selection import RunningBatch
     from select_service.core.effects import Effects
-    from select_service.types import Answer
+    from select_service.edge.decision_report import DecisionReporter
     from select_service.types.batches import WaveAnswer
     from select_service.types.decisions import Candidate
 
@@ -30,13 +30,6 @@ T = TypeVar("T")
 
 ITEMS_MAX: Final = 1 << 16
 """Items in one body, checked before any is parsed; eight megabytes hold millions of empty ones."""
-
-
-class _Tells(Protocol):
-    async def finish(
-        self, answer: Answer, request: SelectRequest, write: Callable[[Candidate], object]
-    ) -> Answer:
-        """Return an answer with its decision rendered."""
 
 
 class BatchBody(SelectBatchRequest, kw_only=True):
@@ -50,7 +43,7 @@ _WITH_DECISION: Final = SelectRequest(explain=True)
 
 
 async def explained(
-    answer: WaveAnswer, decision_reports: _Tells, write: Callable[[Candidate], object]
+    answer: WaveAnswer, decision_reports: DecisionReporter, write: Callable[[Candidate], object]
 ) -> WaveAnswer:
     """Return an answer as it goes out, with the requested decisions rendered.
 

@@ -61,9 +61,8 @@ class DecisionReporter:
     def __init__(
         self, decisions: DecisionLog, clock: Callable[[], float], transfer_cost: float
     ) -> None:
-        self._decisions = decisions
-        self._clock = clock
-        self._transfer_cost = transfer_cost
+        self.sources = decisions, clock, transfer_cost
+        self._decisions, self._clock, self._transfer_cost = self.sources
         self._wall_ahead = 0.0  # of our clock; kept, so that repeated answers show the same times
 
     def told(self, record: DecisionRecord) -> ExplainedRecord:
@@ -77,6 +76,10 @@ class DecisionReporter:
         return ExplainedRecord(
             record, self._wall_ahead, self._transfer_cost, is_withdrawn=withdrawn
         )
+
+    def decision_of(self, told: ExplainedRecord) -> Decision:
+        """Return a decision without its candidates, under the ids that the caller knows."""
+        return told.decision()
 
     def find(
         self,
@@ -117,7 +120,7 @@ class DecisionReporter:
         ):  # already rendered: callers may wait for one answer
             return cast("Decision", record)
         told = self.told(record)
-        decision = told.decision()
+        decision = self.decision_of(told)
         some: list[object] = []
         slices = TimeSlices()
         decision.candidates = cast("list[Candidate]", some)
@@ -185,5 +188,9 @@ class DecisionReporter:
         """Render one after another, yielding to the loop in between."""
         slices = TimeSlices()
         for record in records:
-            yield await self.tell(record, write) if candidates else self.told(record).decision()
+            yield (
+                await self.tell(record, write)
+                if candidates
+                else self.decision_of(self.told(record))
+            )
             await slices.yield_if_due()

@@ -9,6 +9,7 @@ considered tenants. The tenants' ids are kept under a prefix: see `tenant_ids.py
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import msgspec
@@ -121,16 +122,11 @@ class TenantView:
     def __getattr__(self, name: str) -> NoReturn:
         raise TokenIsBound
 
-    @property
+    @cached_property
     def decision_reports(self) -> TenantDecisions:
         """Renders the tenants' own decisions."""
-        return TenantDecisions(
-            self._service.decision_reports,
-            self._tenants,
-            self._names.prefixes,
-            short=self._names.short,
-            note_foreign=self._note_foreign,
-        )
+        reports = self._service.decision_reports
+        return TenantDecisions(reports, self._tenants, self._names, self._note_foreign)
 
     # -- workers -------------------------------------------------------------------------------
 
