@@ -7,10 +7,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from select_service.core.effects import Effects
 
+T = TypeVar("T")
 Told = TypeVar("Told")
 
 SLICE_S: Final = 0.0002
@@ -31,6 +32,14 @@ class TimeSlices:
             await asyncio.sleep(0)
             self._until = perf_counter() + SLICE_S
 
+    async def mapped(self, function: Callable[[T], Told], values: Iterable[T]) -> list[Told]:
+        """Return the results of a function of many values, each some microseconds."""
+        results: list[Told] = []
+        for one in values:
+            results.append(function(one))
+            await self.yield_if_due()
+        return results
+
     async def through(self, steps: Generator[None, None, Told]) -> Told:
         """Run all steps, yielding to the loop whenever a slice is used up; return their result."""
         while True:
@@ -40,6 +49,14 @@ class TimeSlices:
                 told: Told = end.value
                 return told
             await self.yield_if_due()
+
+
+async def ended(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def take_steps(

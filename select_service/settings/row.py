@@ -10,10 +10,13 @@ import inspect
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
+
+HITS: Final = "limit_hits_total"
+"""Metric that counts how often a limit was reached, by the name of its setting."""
 
 
 class ValueType(Struct, frozen=True):
@@ -78,6 +81,15 @@ class Flag(Struct, frozen=True):
     def is_limit(self) -> bool:
         """Whether it bounds something: a number, shown in /metrics as select_service_limit."""
         return self.type.limits and type(self.default) in {int, float}
+
+    @property
+    def watch(self) -> str:
+        """The metric that shows how near it is, or how often it was reached; empty: there is none.
+
+        Of `HITS` it is the series of this setting.
+        """
+        told = self.type.watch
+        return f'{HITS}{{name="{self.field}"}}' if told == HITS else told
 
     @property
     def default_text(self) -> str:

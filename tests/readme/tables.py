@@ -127,7 +127,7 @@ for limits with a count of their own. For the others the last column names the
 
 
 def _flag(flag: Flag) -> str:
-    watch = f"`{flag.type.watch}`" if flag.type.watch else ""
+    watch = f"`{flag.watch}`" if flag.watch else ""
     text = f"{flag.help} (`{flag.type.env}`)" if flag.type.env else flag.help
     if flag.reloads:
         text += " ↻"

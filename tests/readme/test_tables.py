@@ -45,8 +45,8 @@ def test_the_readme_names_the_index() -> None:
 def test_what_to_watch_exists() -> None:
     exposed = set(re.findall(r"^\| `(\w+)`", tables.page("metrics"), re.MULTILINE))
     for flag in FLAGS:
-        if flag.type.watch:
-            assert flag.type.watch.partition("{")[0] in exposed, flag.name
+        if flag.watch:
+            assert flag.watch.partition("{")[0] in exposed, flag.name
 
 
 SOURCE = README.parent

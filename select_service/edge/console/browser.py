@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.edge.cooperative import TimeSlices
 
 SAFE_MAX: Final = (1 << 53) - 1
 """Larger integers lose precision in a browser."""
@@ -16,6 +22,12 @@ _IDS: Final = frozenset({"worker_id", "router_id", "router_ids", "block_hashes",
 def for_browser(value: object) -> Any:
     """Convert to plain lists, dicts, strings and numbers that a browser can read from JSON."""
     return _safe(msgspec.to_builtins(value), is_id=False)
+
+
+async def for_browser_rows(values: Iterable[object], slices: TimeSlices) -> bytes:
+    """Encode an array that may be long, in slices."""
+    rows = await slices.mapped(lambda value: orjson.dumps(for_browser(value)), values)
+    return b"[" + b",".join(rows) + b"]"
 
 
 def _safe(value: object, *, is_id: bool) -> object:

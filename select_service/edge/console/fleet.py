@@ -14,6 +14,7 @@ import orjson
 from indexer.types import U64_MASK, WorkerRank
 from select_service.core.diagnostics.causes import EVENTS_UNREACHABLE
 from select_service.core.ledger.demand_tally import RankTally
+from select_service.edge.driver.sources import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -215,15 +216,6 @@ def _numbers(
 def _milliseconds(stamp: float | None) -> int | None:
     """Convert an engine's timestamp, which may be any float."""
     return int(stamp * 1000) if stamp is not None and abs(stamp) < _STAMP_MAX else None
-
-
-def state_of(stream: EventStream) -> str:
-    """Return the state of an event stream in one word, as in /metrics."""
-    if stream.is_replaying:
-        return "replaying"
-    if stream.kv_state == "uncertain":
-        return "uncertain"
-    return "silent" if stream.last_event_at is None else "current"
 
 
 def _describe(worker: Worker) -> bytes:

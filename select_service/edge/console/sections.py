@@ -12,7 +12,7 @@ import orjson
 from msgspec.structs import replace
 
 from select_service.core.admission.status import status_in_steps
-from select_service.edge.console.browser import for_browser
+from select_service.edge.console.browser import for_browser, for_browser_rows
 from select_service.edge.http.routes import ROUTES
 
 if TYPE_CHECKING:
@@ -71,18 +71,13 @@ async def _admission(service: Driver, slices: TimeSlices) -> bytes:
     lists: dict[str, Sequence[BusyThreshold | ScopeAdmission]]
     lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one row per model or pool
     members = [
-        b'"%b":%b' % (name.encode(), await _rows(lists[name], slices) if name in lists else text)
-        for name, text in ((name, orjson.dumps(value)) for name, value in told.items())
+        b'"%b":%b' % (name.encode(), orjson.dumps(value))
+        for name, value in told.items()
+        if name not in lists
     ]
+    for name, rows in lists.items():
+        members.append(b'"%b":%b' % (name.encode(), await for_browser_rows(rows, slices)))
     return b"{" + b",".join(members) + b"}"
-
-
-async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: TimeSlices) -> bytes:
-    written = []
-    for row in rows:
-        written.append(orjson.dumps(for_browser(row)))
-        await slices.yield_if_due()
-    return b"[" + b",".join(written) + b"]"
 
 
 def _replicas(service: Driver) -> dict[str, Any]:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from msgspec import UNSET
 
-from select_service.edge.console.browser import for_browser
+from select_service.edge.console.browser import for_browser, for_browser_rows
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import Wanted
 from select_service.errors import DecisionsOff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from select_service.edge.driver.driver import Driver
     from select_service.types.decisions import Decision
 
@@ -58,7 +56,7 @@ async def decision(service: Driver, name: str) -> bytes:
     told = await service.decision_reports.tell(service.decision_reports.find(name))
     candidates = [] if told.candidates is UNSET else told.candidates
     told.candidates = UNSET
-    rows = await _rows(candidates)
+    rows = await for_browser_rows(candidates, TimeSlices())
     head = orjson.dumps(for_browser(told))
     return head[:-1] + b',"candidates":' + rows + b"}"
 
@@ -67,15 +65,8 @@ async def findings(service: Driver) -> bytes:
     """Return the doctor's findings, and what becomes one if it lasts."""
     report = await service.doctor().report()
     told = {"available": True, "why": None, "left_out": report.left_out}
-    rows, suspected = await _rows(report.findings), await _rows(report.suspected)
+    slices = TimeSlices()
+    rows = await for_browser_rows(report.findings, slices)
+    suspected = await for_browser_rows(report.suspected, slices)
     head = orjson.dumps(told)[:-1]
     return b"".join((head, b',"findings":', rows, b',"suspected":', suspected, b"}"))
-
-
-async def _rows(values: Iterable[object]) -> bytes:
-    """Encode an array that may be long."""
-    slices, rows = TimeSlices(), []
-    for value in values:
-        rows.append(orjson.dumps(for_browser(value)))
-        await slices.yield_if_due()
-    return b"[" + b",".join(rows) + b"]"

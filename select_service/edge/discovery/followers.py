@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from indexer.errors import IndexerError
 from select_service.core.fleet.roster import Roster
-from select_service.edge.cooperative import TimeSlices
+from select_service.edge.cooperative import TimeSlices, ended
 from select_service.edge.readiness import DISCOVERY
 from select_service.errors import ServiceError
 from select_service.types.doctor import SourceLink
@@ -293,7 +293,5 @@ class Discovery:
 
     async def close(self) -> None:
         """Stop; what was registered stays. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(*self._tasks)
         self._tasks.clear()

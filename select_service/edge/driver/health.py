@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
+from select_service.edge.cooperative import ended
 from select_service.edge.readiness import WORKER
 from select_service.types import BriefReady, Ready
 
@@ -85,9 +86,7 @@ class Health:
     async def close(self) -> None:
         """Stop. Idempotent."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
 
     def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready."""

@@ -11,6 +11,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from select_service.edge.cooperative import ended
+
 if TYPE_CHECKING:
     from select_service.edge.driver.core_calls import CallContext
 
@@ -47,9 +49,7 @@ class Housekeeping:
     async def close(self) -> None:
         """Stop. Idempotent."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await ended(task)
 
     async def _keep_house(self) -> None:
         while True:

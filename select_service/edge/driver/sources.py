@@ -218,3 +218,12 @@ class EventSources:
         index = self._core.registry.index(stream.scope)
         is_eagle = index is not None and index.is_eagle
         self._recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
+
+
+def state_of(stream: EventStream) -> str:
+    """Return the state of an event stream in one word, for /metrics and the console."""
+    if stream.is_replaying:
+        return "replaying"
+    if stream.kv_state == "uncertain":
+        return "uncertain"
+    return "silent" if stream.last_event_at is None else "current"

@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from select_service.edge.cooperative import ended
 from select_service.edge.readiness import DISCOVERY, INDEX_RECOVERY, INDEX_SNAPSHOT, PAST_EVENTS
 
 if TYPE_CHECKING:
@@ -187,9 +188,7 @@ class StartupRecovery:
         """Cancel recovery from peers. Idempotent."""
         self._is_stopped = True
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await ended(task)
 
     async def close(self) -> None:
         """Write a last snapshot, while the listeners are open. Idempotent."""

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import Tier
+from select_service.edge.driver.sources import state_of
 from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import MetricRow, MetricTable, paced, total, value
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from indexer.core.index_size import IndexStats
     from indexer.core.registry import StreamRegistry
-    from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
     from select_service.core.ledger.cache_estimate import CacheEstimate
     from select_service.core.partition import Partition
@@ -212,7 +212,7 @@ def _by_state(registry: StreamRegistry) -> Iterator[dict[str, int] | None]:
         if stream is None:
             yield None
         else:
-            states[_state(stream)] += 1
+            states[state_of(stream)] += 1
     yield states
 
 
@@ -223,12 +223,4 @@ def _by_rank(registry: StreamRegistry, series_max: int) -> Sources[_Stream]:
             yield None
             continue
         labels = (str(stream.rank.worker_id), str(stream.rank.dp_rank), *stream.scope)
-        yield labels, (_Stream(_state(stream), stream.lag(wall_now)),)
-
-
-def _state(stream: EventStream) -> str:
-    if stream.is_replaying:
-        return "replaying"
-    if stream.kv_state == "uncertain":
-        return "uncertain"
-    return "silent" if stream.last_event_at is None else "current"
+        yield labels, (_Stream(state_of(stream), stream.lag(wall_now)),)

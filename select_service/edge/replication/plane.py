@@ -32,7 +32,7 @@ from select_service.core.replication.messages import (
     OWN_TOPIC,
     SESSIONS_TOPIC,
 )
-from select_service.edge.cooperative import TimeSlices
+from select_service.edge.cooperative import TimeSlices, ended
 from select_service.edge.dump_stream import StreamCut, StreamLimit
 from select_service.edge.replication.pull import LENGTH_BYTES, SnapshotPulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
@@ -155,8 +155,7 @@ class ReplicaConnections:
 
     async def close(self) -> None:
         """Stop timers, close sockets."""
-        self._ticker.cancel()
-        await asyncio.gather(self._ticker, return_exceptions=True)
+        await ended(self._ticker)
         if self._is_leaving:
             await self._say_the_last()
         await self.pulls.close()

@@ -18,7 +18,7 @@ from indexer.http_client import http_client
 from select_service.core.replication.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
-from select_service.edge.cooperative import TimeSlices
+from select_service.edge.cooperative import TimeSlices, ended
 from select_service.edge.logs import LogThrottle
 from select_service.edge.security.credentials import ClientCredentials
 
@@ -185,10 +185,7 @@ class SnapshotPulls:
 
     async def close(self) -> None:
         """Cancel all pulls."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*self._tasks.values())
         self._tasks.clear()  # tasks cancelled before they began have not removed themselves
         for client in self._clients.values():
             await client.aclose()

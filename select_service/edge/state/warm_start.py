@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from indexer.edge.snapshots import IndexSnapshots, SnapshotSource
+from select_service.edge.cooperative import ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,11 +68,9 @@ class WarmStart:
 
     async def close(self) -> None:
         """Write a last snapshot if there is time, while the listeners are open. Idempotent."""
-        tasks = [task for task in (self._loading, self._writing) if task is not None]
+        tasks = self._loading, self._writing
         is_started, self._loading, self._writing = self._writing is not None, None, None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
         if is_started:
             try:
                 async with asyncio.timeout(self.snapshots.limits.shutdown_s):

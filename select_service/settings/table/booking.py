@@ -2,6 +2,7 @@
 
 from typing import Annotated, Final
 
+from select_service.settings.row import HITS
 from select_service.settings.table.security import SecuritySettings
 from select_service.settings.value_types import count, length, number, seconds, whole
 from select_service.types import CoreLimits
@@ -49,7 +50,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.freed_ids_max
     cached_token_reports_max: Annotated[
         int,
-        count().live('limit_hits_total{name="cached_token_reports_max"}'),
+        count().live(HITS),
         "ended reservations whose engines may still report cached tokens, and as many reports that "
         "wait to be told to the replicas; of each the oldest go",
     ] = _CORE.cached_token_reports_max
@@ -90,19 +91,17 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.lease_ttl_max_s
     lease_name_length_max: Annotated[
         int,
-        length().live('limit_hits_total{name="lease_name_length_max"}'),
+        length().live(HITS),
         "characters of a lease_id and of an owner, 422 beyond",
     ] = _CORE.lease_name_length_max
     batch_operations_max: Annotated[
         int,
-        count().live('limit_hits_total{name="batch_operations_max"}'),
+        count().live(HITS),
         "operations of one batch, 422 beyond",
     ] = _CORE.batch_operations_max
     wave_samples_max: Annotated[
         int,
-        whole(1, 1 << 16).live(
-            'limit_hits_total{name="wave_samples_max"}'
-        ),  # they are sorted in one go
+        whole(1, 1 << 16).live(HITS),  # they are sorted in one go
         "samples of one POST /select_batch, 422 beyond",
     ] = _CORE.wave_samples_max
     session_ttl_s: Annotated[
@@ -127,30 +126,28 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         whole(1, 1 << 16).live("ranks"),  # all of a worker's are attached in one turn of the loop
         "most ranks a worker may have, 400 beyond",
     ] = _CORE.data_parallel_size_max
-    workers_max: Annotated[
-        int, count().live('limit_hits_total{name="workers_max"}'), "workers registered, 409 beyond"
-    ] = _CORE.workers_max
+    workers_max: Annotated[int, count().live(HITS), "workers registered, 409 beyond"] = (
+        _CORE.workers_max
+    )
     worker_bytes_max: Annotated[
         int,
-        count().live('limit_hits_total{name="worker_bytes_max"}'),
+        count().live(HITS),
         "longest record of a worker, in MessagePack; 422 beyond",
     ] = _CORE.worker_bytes_max
     scopes_max: Annotated[
         int,
-        count().live('limit_hits_total{name="scopes_max"}'),
+        count().live(HITS),
         "scopes (model and tenant) with workers; a worker that would open one more is incomplete",
     ] = _CORE.scopes_max
     unserved_scopes_max: Annotated[
         int,
-        whole(1, 1000).live(
-            'limit_hits_total{name="unserved_scopes_max"}'
-        ),  # all are looked at when one has to leave: 0.1 ms
+        whole(1, 1000).live(HITS),  # all are looked at when one has to leave: 0.1 ms
         "scopes without a worker whose requests are counted by name, and as many that never "
         "had one; the tenant that has most loses one for another",
     ] = _CORE.unserved_scopes_max
     event_sources_max: Annotated[
         int,
-        count().live('limit_hits_total{name="event_sources_max"}'),
+        count().live(HITS),
         "ranks whose KV events are listened to; a worker that would open one more is incomplete",
     ] = _CORE.event_sources_max
     scope_linger_s: Annotated[
@@ -161,7 +158,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.scope_linger_s
     reservations_max: Annotated[
         int,
-        count().live('limit_hits_total{name="reservations_max"}'),
+        count().live(HITS),
         "live reservations booked here, with those that wait; 503 beyond",
     ] = _CORE.reservations_max
     tokens_per_request_max: Annotated[
@@ -172,13 +169,13 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.tokens_per_request_max
     id_length_max: Annotated[
         int,
-        length().live('limit_hits_total{name="id_length_max"}'),
+        length().live(HITS),
         "characters of a session_id, and of a reservation_id or selection_id that is booked, "
         "422 beyond",
     ] = _CORE.id_length_max
     name_length_max: Annotated[
         int,
-        length().live('limit_hits_total{name="name_length_max"}'),
+        length().live(HITS),
         "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
     ] = _CORE.name_length_max
     queue_recheck_s: Annotated[

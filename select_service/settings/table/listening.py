@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from indexer.limits import StreamLimits
+from select_service.settings.row import HITS
 from select_service.settings.value_types import (
     FieldValidation,
     count,
@@ -71,9 +72,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = FieldValidation.WARN
     max_body_bytes: Annotated[
         int,
-        count(128).live(
-            'limit_hits_total{name="max_body_bytes"}'
-        ),  # of fewer, PUT /config could not be taken back
+        count(128).live(HITS),  # of fewer, PUT /config could not be taken back
         "longest request body, 413 beyond",
     ] = 8 * 1024 * 1024
     head_bytes_max: Annotated[
@@ -86,7 +85,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 64 * 1024  # several times what common proxies allow
     header_lines_max: Annotated[
         int,
-        count(16).live('limit_hits_total{name="header_lines_max"}'),
+        count(16).live(HITS),
         "header lines of a request, 431 beyond",
     ] = 128  # each costs forty times its bytes; proxies allow some 100
     header_timeout_s: Annotated[
@@ -112,12 +111,12 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 8192
     connections_per_address_max: Annotated[
         int,
-        count().live('limit_hits_total{name="connections_per_address_max"}'),
+        count().live(HITS),
         "open connections from one address, 503 beyond",
     ] = 4096  # half: a gateway is one address
     descriptors_kept: Annotated[
         int,
-        count(0).live('limit_hits_total{name="descriptors_kept"}'),
+        count(0).live(HITS),
         "open files that connections leave free for other uses, 503 beyond, except for the 16 of "
         "--connections-max; event sources of workers leave half of them free",
     ] = _STREAMS.descriptors_kept
@@ -135,35 +134,33 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 8192  # 60 KB each
     json_depth_max: Annotated[
         int,
-        whole(8, 900).live('limit_hits_total{name="json_depth_max"}'),
+        whole(8, 900).live(HITS),
         "depth of nested arrays and objects in a body, 400 beyond",
     ] = _BODIES.depth_max
     body_parts_max: Annotated[
         int,
-        count(64).live(
-            'limit_hits_total{name="body_parts_max"}'
-        ),  # of fewer, PUT /config could not be taken back
+        count(64).live(HITS),  # of fewer, PUT /config could not be taken back
         "strings, objects and arrays in a body, or in each request of a batch, 422 beyond: "
         "they are read in one go",
     ] = _BODIES.parts_max
     body_numbers_max: Annotated[
         int,
-        count(64).live('limit_hits_total{name="body_numbers_max"}'),
+        count(64).live(HITS),
         "numbers of a body that are not packed (in JSON: commas), 422 beyond",
     ] = _BODIES.numbers_max
     body_short_bytes_max: Annotated[
         int,
-        count(128).live('limit_hits_total{name="body_short_bytes_max"}'),
+        count(128).live(HITS),
         "longest body of a route that takes no prompt, 413 beyond",
     ] = _BODIES.short_bytes_max
     body_unknown_bytes_max: Annotated[
         int,
-        count(64).live('limit_hits_total{name="body_unknown_bytes_max"}'),
+        count(64).live(HITS),
         "bytes of an unknown member, in MessagePack, unless it is text or binary; 422 beyond",
     ] = _BODIES.unknown_bytes_max
     body_media_bytes_max: Annotated[
         int,
-        count(64).live('limit_hits_total{name="body_media_bytes_max"}'),
+        count(64).live(HITS),
         "bytes of an array of objects in MessagePack, as of media items; 422 beyond",
     ] = _BODIES.media_bytes_max
     listen_backlog: Annotated[

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Final
 
+from select_service.settings.row import HITS
 from select_service.settings.table.durability import DurabilitySettings
 from select_service.settings.value_types import (
     SAMPLERS,
@@ -44,7 +45,7 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     ] = _DOCTOR.samples_max
     doctor_findings_max: Annotated[
         int,
-        count().watched('limit_hits_total{name="doctor_findings_max"}'),
+        count().watched(HITS),
         "findings listed by /ready?verbose=true, some of each kind; the metric counts all",
     ] = _DOCTOR.findings_max
     doctor_probe_workers: Annotated[

@@ -85,7 +85,7 @@ def test_every_limit_says_what_to_watch() -> None:
     families = {family.name.removeprefix(PREFIX): family for family in metrics.families()}
     hits = limit_hits(create_driver(SETTINGS), Traffic(), 0)
     for flag in (one for one in FLAGS if one.is_limit):
-        name, _, rest = flag.type.watch.partition("{")
+        name, _, rest = flag.watch.partition("{")
         family = families[name.removesuffix("_total")]
         assert (family.type == "counter") is name.endswith("_total"), flag.name
         if name == "limit_hits_total":
