@@ -6,7 +6,6 @@ The verbs are in `verbs.py`, all decisions in `core`; `connections.py` sends the
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,25 +13,23 @@ from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.core.problems import OtherLoop
 from select_service.client.operations import Operations
-from select_service.client.reserve_context import AsyncReserve
+from select_service.client.verb import AsyncFace
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from typing_extensions import TypeVar
 
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.reservation import ReservationHandle
 
     T = TypeVar("T", default=Any)
-    R = TypeVar("R", bound=ReservationHandle)
 
 _FOREVER_S = 86_400.0
 
 
-class AsyncClient(Operations):
+class AsyncClient(Operations, AsyncFace):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
     All methods are awaited on one event loop. Background work (reporting, renewing) begins with the
@@ -121,25 +118,6 @@ class AsyncClient(Operations):
         """
         run = self._answered(method, path, body, kind, timeout_ms=timeout_ms, accepts=accepts)
         return await self._drive(run)
-
-    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
-        """Return a method of `Verbs` as a coroutine function."""
-
-        @wraps(method)
-        async def called(*args: Any, **kwargs: Any) -> T:
-            return await self._drive(method(self, *args, **kwargs))
-
-        return called
-
-    def booking_verb(self, method: Callable[..., Run[R]]) -> Callable[..., AsyncReserve[R]]:
-        """Return one that books, for `async with` or `await`."""
-
-        @wraps(method)
-        def called(*args: Any, **kwargs: Any) -> AsyncReserve[R]:
-            run = method(self, *args, **kwargs)
-            return AsyncReserve(lambda: self._drive(run))
-
-        return called
 
     # -- behind ---------------------------------------------------------------------------------
 

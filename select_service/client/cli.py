@@ -17,17 +17,16 @@ import msgspec
 
 from indexer.core.packing import unpack_i64
 from select_service.client import text_output
-from select_service.client.core.options import Options
+from select_service.client.connection_flags import add_connection_flags, client_of
 from select_service.client.core.problems import ClientError, MissingPackage, Unreachable
 from select_service.client.synchronous import Client
-from select_service.client.transport import DEFAULT_SELECTOR
 from select_service.errors import DecisionNotFound, RouteNotFound, ServiceError
 from select_service.standard_output import (
     CommandParser,
     complain,
     positive_seconds,
 )
-from select_service.token_file import TokenUnreadable, read_token
+from select_service.token_file import TokenUnreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 _ANSWERED, _REFUSED, _NO_ANSWER = 0, 1, 2
-_TIMEOUT_S: Final = 10.0
 _ROUTES: Final = {
     "select": "/select",
     "reserve": "/select_and_reserve",
@@ -54,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     """Ask, print, and return the exit code."""
     chosen = _read(argv)
     try:
-        with _client(chosen) as client:
+        with client_of(chosen, Client) as client:
             verb: Callable[[Client, argparse.Namespace], None] = chosen.verb
             verb(client, chosen)
     except ServiceError as refusal:
@@ -79,21 +77,6 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:  # the user has waited long enough
         return _NO_ANSWER
     return _ANSWERED
-
-
-def _client(chosen: argparse.Namespace) -> Client:
-    where = chosen.url if chosen.uds is None else f"unix:{chosen.uds}"
-    token = None if chosen.token_file is None else read_token(chosen.token_file)
-    cert = None if chosen.cert is None else (chosen.cert, chosen.key or chosen.cert)
-    options = Options(
-        timeout_ms=chosen.timeout_s * 1e3,
-        selection_timeout_ms=chosen.timeout_s * 1e3,
-        attempts_max=1,
-        rounds_max=1,
-        degraded=False,
-        lease_ttl_s=None,
-    )
-    return Client(where, token=token, ca=chosen.ca, cert=cert, options=options)
 
 
 # -- the verbs ---------------------------------------------------------------------------------
@@ -304,23 +287,7 @@ def _command(
 ) -> CommandParser:
     parser = commands.add_parser(name, help=text, description=text, examples=examples)
     parser.set_defaults(verb=verb)
-    parser.add_argument(
-        "--url", default=DEFAULT_SELECTOR, help="URL of the service. Default: %(default)s."
-    )
-    parser.add_argument("--uds", metavar="PATH", help="Its Unix domain socket, instead of TCP.")
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="File with the token that the service asks for."
-    )
-    parser.add_argument("--ca", metavar="FILE", help="Certificates to trust with https.")
-    parser.add_argument("--cert", metavar="FILE", help="A client certificate.")
-    parser.add_argument("--key", metavar="FILE", help="Its key, unless it is in the same file.")
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        default=_TIMEOUT_S,
-        metavar="S",
-        help="Longest wait for an answer. Default: %(default)s.",
-    )
+    add_connection_flags(parser, "File with the token that the service asks for.")
     return parser
 
 

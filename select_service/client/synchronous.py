@@ -7,13 +7,13 @@ held while a request is sent.
 from __future__ import annotations
 
 import threading
-from functools import wraps
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Self
 
 from select_service.client.connections import ConnectionPool
 from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.operations import Operations
+from select_service.client.verb import ThreadFace
 
 if TYPE_CHECKING:
     import ssl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FOREVER_S = 86_400.0
 
 
-class Client(Operations):
+class Client(Operations, ThreadFace):
     """`with Client("http://selector:8092") as client:`, then its methods, from any thread.
 
     Background work (reporting, renewing) begins with the first reservation and ends with `close`,
@@ -106,17 +106,6 @@ class Client(Operations):
         """
         run = self._answered(method, path, body, kind, timeout_ms=timeout_ms, accepts=accepts)
         return self._drive(run)
-
-    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., T]:
-        """Return a method of `Verbs` as one that waits for its answer."""
-
-        @wraps(method)
-        def called(*args: Any, **kwargs: Any) -> T:
-            return self._drive(method(self, *args, **kwargs))
-
-        return called
-
-    booking_verb = verb
 
     # -- behind ---------------------------------------------------------------------------------
 

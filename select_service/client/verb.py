@@ -2,26 +2,72 @@
 
 A method decorated with `@Verb` returns a run (`core/exchange.py`). On a `Client` it is a call that
 carries out the run, on an `AsyncClient` a coroutine that does; `@BookingVerb` is for those that
-`async with` may enter. `verbs.py` and `operations.py` have the methods, the faces carry them out.
+`async with` may enter. `verbs.py` and `operations.py` have the methods.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from select_service.client.reservation import ReservationHandle
+from select_service.client.reserve_context import AsyncReserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from select_service.client.asynchronous import AsyncClient
     from select_service.client.core.exchange import Run
-    from select_service.client.reserve_context import AsyncReserve
-    from select_service.client.synchronous import Client
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", bound=ReservationHandle)
+
+
+class AsyncFace:
+    """A client whose methods are awaited."""
+
+    @abstractmethod
+    async def _drive(self, run: Run[T]) -> T:
+        """Carry out a run."""
+
+    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        """Return a method of this client that carries out the run it returns."""
+
+        @wraps(method)
+        async def called(*args: Any, **kwargs: Any) -> T:
+            return await self._drive(method(self, *args, **kwargs))
+
+        return called
+
+    def booking_verb(self, method: Callable[..., Run[R]]) -> Callable[..., AsyncReserve[R]]:
+        """The same, for `async with` or `await`."""
+
+        @wraps(method)
+        def called(*args: Any, **kwargs: Any) -> AsyncReserve[R]:
+            run = method(self, *args, **kwargs)
+            return AsyncReserve(lambda: self._drive(run))
+
+        return called
+
+
+class ThreadFace:
+    """A client whose methods wait for their answer."""
+
+    @abstractmethod
+    def _drive(self, run: Run[T]) -> T:
+        """Carry out a run."""
+
+    def verb(self, method: Callable[..., Run[T]]) -> Callable[..., T]:
+        """Return a method of this client that carries out the run it returns."""
+
+        @wraps(method)
+        def called(*args: Any, **kwargs: Any) -> T:
+            return self._drive(method(self, *args, **kwargs))
+
+        return called
+
+    booking_verb = verb
 
 
 class Verb(Generic[P, T]):
@@ -31,12 +77,12 @@ class Verb(Generic[P, T]):
         self._method = method
 
     @overload
-    def __get__(self, client: None, face: type) -> Callable[Concatenate[Any, P], Run[T]]: ...
+    def __get__(self, client: None, kind: type) -> Callable[Concatenate[Any, P], Run[T]]: ...
     @overload
-    def __get__(self, client: AsyncClient, face: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: AsyncFace, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, client: Client, face: type) -> Callable[P, T]: ...
-    def __get__(self, client: AsyncClient | Client | None, face: type) -> Callable[..., Any]:
+    def __get__(self, client: ThreadFace, kind: type) -> Callable[P, T]: ...
+    def __get__(self, client: AsyncFace | ThreadFace | None, kind: type) -> Callable[..., Any]:
         return self._method if client is None else client.verb(self._method)
 
 
@@ -47,10 +93,10 @@ class BookingVerb(Generic[P, R]):
         self._method = method
 
     @overload
-    def __get__(self, client: None, face: type) -> Callable[Concatenate[Any, P], Run[R]]: ...
+    def __get__(self, client: None, kind: type) -> Callable[Concatenate[Any, P], Run[R]]: ...
     @overload
-    def __get__(self, client: AsyncClient, face: type) -> Callable[P, AsyncReserve[R]]: ...
+    def __get__(self, client: AsyncFace, kind: type) -> Callable[P, AsyncReserve[R]]: ...
     @overload
-    def __get__(self, client: Client, face: type) -> Callable[P, R]: ...
-    def __get__(self, client: AsyncClient | Client | None, face: type) -> Callable[..., Any]:
+    def __get__(self, client: ThreadFace, kind: type) -> Callable[P, R]: ...
+    def __get__(self, client: AsyncFace | ThreadFace | None, kind: type) -> Callable[..., Any]:
         return self._method if client is None else client.booking_verb(self._method)

@@ -45,7 +45,6 @@ async def send_canaries(
     workers: Iterable[ReachableWorker],
     timeout_s: float,
     events_s: float = EVENTS_S,
-    prefix: str = "",
 ) -> CanaryReport:
     """Ask every rank that can be chosen to compute prompts, and look who tells of them.
 
@@ -54,7 +53,6 @@ async def send_canaries(
         workers: as the service lists them.
         timeout_s: longest wait for an engine's answer.
         events_s: longest wait for its events after that.
-        prefix: of the service's paths.
 
     Raises:
         CannotLook: the service may not be asked; nothing was sent to any engine.
@@ -64,7 +62,7 @@ async def send_canaries(
         asked = msgspec.to_builtins(request, builtin_types=(bytes,))
         body = {name: value for name, value in asked.items() if value is not None}
         try:
-            return await client.call("POST", f"{prefix}/overlap_scores", body, OverlapScores)
+            return await client.call("POST", "/overlap_scores", body, OverlapScores)
         except (ServiceError, ClientError) as error:
             raise CannotLook(str(error)) from error
 

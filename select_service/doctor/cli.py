@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.canaries import CannotLook
-from select_service.client import AsyncClient, Options
-from select_service.doctor.query import CannotAskError, address_of, ask, context
+from select_service.client import AsyncClient
+from select_service.client.connection_flags import add_connection_flags, client_of
+from select_service.doctor.query import CannotAskError, ask
 from select_service.doctor.report import tell
-from select_service.standard_output import complain, parse_command, positive_seconds
-from select_service.token_file import TokenUnreadable, read_token
+from select_service.standard_output import complain, parse_command
+from select_service.token_file import TokenUnreadable
 
 if TYPE_CHECKING:
     import argparse
-    import ssl
     from collections.abc import Sequence
 
     from select_service.doctor.canary import CanaryReport
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from select_service.standard_output import Commands
     from select_service.types.doctor import Finding
 
-URL: Final = "http://localhost:8092"
-TIMEOUT_S: Final = 10.0
 PROBE_TIMEOUT_S: Final = 2.0
 _HEALTHY, _ILL, _NO_ANSWER = 0, 1, 2
 _WIDEST: Final = 100
@@ -47,9 +45,7 @@ def main(argv: Sequence[str]) -> int:
 def _examine(arguments: argparse.Namespace) -> int:
     who = arguments.url if arguments.uds is None else arguments.uds
     try:
-        token = None if arguments.token_file is None else read_token(arguments.token_file)
-        tls = context(arguments.ca, arguments.cert, arguments.key)
-        answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
+        answer = ask(arguments)
     except (CannotAskError, TokenUnreadable) as error:
         said = str(error)
         complain(said if said.startswith(f"{who}: ") else f"{who}: {said}")
@@ -61,13 +57,13 @@ def _examine(arguments: argparse.Namespace) -> int:
 
         found = probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
         try:
-            probed = asyncio.run(_send_canaries(arguments, token, tls, answer))
+            probed = asyncio.run(_send_canaries(arguments, answer))
         except CannotLook as error:
             complain(f"{who}: no canary prompts were sent, which takes the scope select: {error}")
         if probed is not None and probed.findings:
             found += probed.findings
             with contextlib.suppress(CannotAskError):  # it examines what the engines have told
-                answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
+                answer = ask(arguments)
     findings = [*(answer.findings or []), *found]
     if arguments.json:
         told = {
@@ -88,17 +84,13 @@ def _examine(arguments: argparse.Namespace) -> int:
     return _ILL if is_ill else _HEALTHY
 
 
-async def _send_canaries(
-    arguments: argparse.Namespace, token: str | None, tls: ssl.SSLContext | None, answer: Answer
-) -> CanaryReport:
+async def _send_canaries(arguments: argparse.Namespace, answer: Answer) -> CanaryReport:
     from select_service.canaries import EVENTS_S
     from select_service.doctor.canary import send_canaries
 
-    address, prefix = address_of(arguments.url, arguments.uds)
-    options = Options.single_attempt(arguments.timeout_s)
-    async with AsyncClient(address, token=token, ca=tls, options=options) as client:
+    async with client_of(arguments, AsyncClient) as client:
         events_s = min(arguments.timeout_s, EVENTS_S)
-        return await send_canaries(client, answer.workers, arguments.timeout_s, events_s, prefix)
+        return await send_canaries(client, answer.workers, arguments.timeout_s, events_s)
 
 
 def add_commands(commands: Commands) -> None:
@@ -112,14 +104,7 @@ def add_commands(commands: Commands) -> None:
         examples="select-service doctor --url http://localhost:8092\n"
         "select-service doctor --probe --json",
     )
-    parser.add_argument("--url", default=URL, help="URL of the service. Default: %(default)s.")
-    parser.add_argument("--uds", metavar="PATH", help="Its Unix domain socket, instead of TCP.")
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="File with a token that has the scope read."
-    )
-    parser.add_argument("--ca", metavar="FILE", help="Certificates to trust with https.")
-    parser.add_argument("--cert", metavar="FILE", help="A client certificate.")
-    parser.add_argument("--key", metavar="FILE", help="Its key, unless it is in the same file.")
+    add_connection_flags(parser, "File with a token that has the scope read.")
     parser.add_argument("--json", action="store_true", help="Print one line of JSON.")
     parser.add_argument(
         "--probe",
@@ -127,11 +112,4 @@ def add_commands(commands: Commands) -> None:
         help="Also look whether the ports of all workers can be reached from here, and whether "
         "engines tell of a prompt as the service expects: each is sent up to four short prompts "
         "of made-up tokens, for one token of output.",
-    )
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        default=TIMEOUT_S,
-        metavar="S",
-        help="Longest wait for an answer. Default: %(default)s.",
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -12,11 +10,14 @@ from select_service.client import (
     Client,
     ClientError,
     NotAnAnswer,
-    Options,
     ServiceError,
     Unreachable,
 )
+from select_service.client.connection_flags import client_of
 from select_service.types.doctor import Finding
+
+if TYPE_CHECKING:
+    import argparse
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
@@ -66,66 +67,24 @@ class Answer(Struct, frozen=True):
     suspected: list[Finding] = []
 
 
-def context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the context for https; None, the system's default, if nothing is given.
-
-    Args:
-        ca: file of certificates to trust instead of the system's.
-        cert: file of a client certificate.
-        key: file of its key, unless it is in the same one.
-
-    Raises:
-        CannotAskError: a file cannot be read, or is invalid.
-    """
-    if ca is None and cert is None:
-        return None
-    try:
-        made = ssl.create_default_context(cafile=ca)
-        if cert is not None:
-            made.load_cert_chain(cert, key)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        names = ", ".join(name for name in (ca, cert, key) if name is not None)
-        raise CannotAskError(f"cannot use {names}: {error}") from error
-    return made
-
-
-def ask(
-    url: str,
-    uds: str | None,
-    timeout_s: float,
-    token: str | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> Answer:
-    """Query a service for its findings.
-
-    Args:
-        url: http or https; its path is prepended to the route's.
-        uds: a Unix domain socket to connect to instead of the URL's host.
-        timeout_s: longest wait for the whole answer.
-        token: with the scope read, if the service requires one.
-        tls: the context for https; None: the system's certificates are trusted.
+def ask(chosen: argparse.Namespace) -> Answer:
+    """Query the service that the flags name for its findings.
 
     Raises:
         CannotAskError: nothing answers, or something other than such a service.
+        TokenUnreadable: `--token-file` has no token.
     """
-    once = Options.single_attempt(timeout_s, answer_bytes_max=ANSWER_BYTES_MAX)
     try:
-        address, prefix = address_of(url, uds)
-        client = Client(address, token=token, ca=tls, options=once)
+        client = client_of(chosen, Client, answer_bytes_max=ANSWER_BYTES_MAX)
     except (ValueError, OSError) as error:
-        raise CannotAskError(str(error).removeprefix(f"{url}: ")) from error
+        raise CannotAskError(str(error).removeprefix(f"{chosen.url}: ")) from error
     with client:
-        return _asked(client, prefix + _PATH)
+        return _asked(client)
 
 
-def address_of(url: str, uds: str | None) -> tuple[str, str]:
-    """Return what the SDK takes as the service's address, and what its paths begin with."""
-    return (url, "") if uds is None else (f"unix:{uds}", urlsplit(url).path.rstrip("/"))
-
-
-def _asked(client: Client, path: str) -> Answer:
+def _asked(client: Client) -> Answer:
     try:
-        answer: Answer = client.call("GET", path, kind=Answer, accepts=(_NOT_READY,))
+        answer: Answer = client.call("GET", _PATH, kind=Answer, accepts=(_NOT_READY,))
     except ServiceError as error:
         if error.status in _NEEDS_TOKEN:
             why = "it asks for a token that allows to read: --token-file"

@@ -12,6 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
 import uvicorn
 from typing_extensions import override
 
@@ -70,17 +71,7 @@ class Server(uvicorn.Server):
         entrances: ListeningSockets,
         security: SecurityFiles | None = None,
     ) -> None:
-        limits = ConnectionLimits(
-            header_timeout_s=settings.header_timeout_s,
-            body_timeout_s=settings.body_timeout_s,
-            connections_max=settings.connections_max,
-            head_bytes_max=settings.head_bytes_max,
-            header_lines_max=settings.header_lines_max,
-            connections_per_address_max=settings.connections_per_address_max,
-            descriptors_kept=settings.descriptors_kept,
-            tls_handshakes_max=settings.tls_handshakes_max,
-            unread_bytes_max=settings.unread_bytes_max,
-        )
+        limits = msgspec.convert(settings, ConnectionLimits, from_attributes=True)
         super().__init__(
             uvicorn.Config(
                 application,

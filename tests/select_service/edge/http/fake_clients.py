@@ -163,7 +163,8 @@ class Rig:
 
     def tasks(self) -> list[str]:
         own = asyncio.current_task()
-        return [repr(one) for one in asyncio.all_tasks() if one is not own and "run(" in repr(one)]
+        others = [repr(one) for one in asyncio.all_tasks() if one is not own]
+        return [one for one in others if "run(" in one or "take_steps(" in one]
 
 
 @contextlib.asynccontextmanager
