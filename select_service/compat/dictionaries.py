@@ -17,13 +17,10 @@ from select_service.compat.dynamo_errors import dynamo_error
 from select_service.edge.arguments import taken
 from select_service.errors import ServiceError
 from select_service.types import (
-    OverlapScoresRequest,
-    PotentialLoadsRequest,
     ReservationRequest,
     SelectAndReserveRequest,
     Selection,
     SelectRequest,
-    WorkerPatch,
     WorkerSpec,
 )
 
@@ -60,25 +57,33 @@ _logged: set[tuple[str, str]] = set()
 # -- requests ------------------------------------------------------------------------------------
 
 
-def worker_spec(worker: object) -> WorkerSpec:
-    """Read a worker. Raises ValueError, as all of these do: a member is missing or wrong."""
-    return _read("worker", worker, WorkerSpec)
-
-
-def worker_patch(patch: object) -> WorkerPatch:
-    """Read a change of a worker."""
-    return _read("patch", patch, WorkerPatch)
+def read(name: str, value: object, kind: type[T]) -> T:
+    """Read a dictionary. Raises ValueError, as all of these do: a member is missing or wrong."""
+    values = _mapping(name, value)
+    if "routing_group" in values:
+        values.pop("tenant_id", None)  # the name before 1.4, ignored since
+    for unknown in values.keys() - set(kind.__struct_fields__):
+        del values[unknown]
+        if unknown not in _IGNORED and (kind.__name__, unknown) not in _logged:
+            _logged.add((kind.__name__, unknown))
+            _log.warning("unknown member of a %s ignored: %.64r", kind.__name__, unknown)
+    try:
+        return taken(name, values, kind)
+    except ServiceError as error:
+        raise dynamo_error(error) from error
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def select_request(request: object) -> SelectRequest:
     """Read a request of `select`."""
-    return _read("request", _session_named(_mapping("request", request)), SelectRequest)
+    return read("request", _session_named(_mapping("request", request)), SelectRequest)
 
 
 def reserving_request(request: object) -> SelectAndReserveRequest:
     """Read a request of `select_and_reserve`; its `selection_id` names the reservation."""
     values = _session_named(_mapping("request", request))
-    return _read("request", _named(values), SelectAndReserveRequest)
+    return read("request", _named(values), SelectAndReserveRequest)
 
 
 def pending_selection(request: object) -> tuple[Scope, str] | None:
@@ -86,7 +91,7 @@ def pending_selection(request: object) -> tuple[Scope, str] | None:
     values = _mapping("request", request)
     if values.get("worker_id") is not None:
         return None
-    one = _read("request", {"selection_id": None, **values}, SelectRequest)
+    one = read("request", {"selection_id": None, **values}, SelectRequest)
     if one.selection_id is None:
         raise ValueError("missing field `selection_id`")
     return one.scope, one.selection_id
@@ -97,17 +102,7 @@ def reservation_request(request: object) -> ReservationRequest:
     values = _named(_mapping("request", request))
     if values.get("reservation_id") is None:
         raise ValueError("missing field `selection_id`")
-    return _read("request", values, ReservationRequest)
-
-
-def potential_request(request: object) -> PotentialLoadsRequest:
-    """Read a request of `potential_loads`."""
-    return _read("request", request, PotentialLoadsRequest)
-
-
-def overlap_request(request: object) -> OverlapScoresRequest:
-    """Read a request of `overlap_scores`."""
-    return _read("request", request, OverlapScoresRequest)
+    return read("request", values, ReservationRequest)
 
 
 def _mapping(name: str, value: object) -> Dictionary:
@@ -134,23 +129,6 @@ def _session_named(values: Dictionary) -> Dictionary:
     elif context is not None:
         raise ValueError("session_context must be a dictionary")
     return values
-
-
-def _read(name: str, value: object, kind: type[T]) -> T:
-    values = _mapping(name, value)
-    if "routing_group" in values:
-        values.pop("tenant_id", None)  # the name before 1.4, ignored since
-    for unknown in values.keys() - set(kind.__struct_fields__):
-        del values[unknown]
-        if unknown not in _IGNORED and (kind.__name__, unknown) not in _logged:
-            _logged.add((kind.__name__, unknown))
-            _log.warning("unknown member of a %s ignored: %.64r", kind.__name__, unknown)
-    try:
-        return taken(name, values, kind)
-    except ServiceError as error:
-        raise dynamo_error(error) from error
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 _IGNORED: Final = frozenset({"advisory"})

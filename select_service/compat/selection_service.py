@@ -23,9 +23,8 @@ from select_service.compat.dictionaries import (
     begun_blocks,
     loads_dict,
     overlap_dict,
-    overlap_request,
     pending_selection,
-    potential_request,
+    read,
     ready_dict,
     reservation_dict,
     reservation_request,
@@ -33,8 +32,6 @@ from select_service.compat.dictionaries import (
     select_request,
     selection_dict,
     worker_dict,
-    worker_patch,
-    worker_spec,
 )
 from select_service.compat.dynamo_errors import SelectionServiceError, dynamo_error
 from select_service.compat.loop_owner import LoopOwner
@@ -43,7 +40,14 @@ from select_service.core.pricing.policy import read_policy
 from select_service.edge.construction import create_driver
 from select_service.errors import PeerNotFound, ServiceError, scope_text
 from select_service.settings import Settings, read_environment
-from select_service.types import PotentialLoadsRequest, PromptFields, ReservationRequest
+from select_service.types import (
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
+    PromptFields,
+    ReservationRequest,
+    WorkerPatch,
+    WorkerSpec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -120,12 +124,12 @@ class SelectionService:
 
     def upsert_worker(self, worker: Dictionary) -> asyncio.Future[Dictionary]:
         """Put a worker into the catalog and follow its KV events; return its record."""
-        spec = worker_spec(worker)
+        spec = read("worker", worker, WorkerSpec)
         return self._begin(lambda: worker_dict(self._driver.upsert_worker(spec)), is_new=True)
 
     def patch_worker(self, worker_id: int, patch: Dictionary) -> asyncio.Future[Dictionary]:
         """Change the members given; return the worker's record."""
-        number, change = _worker_id(worker_id), worker_patch(patch)
+        number, change = _worker_id(worker_id), read("patch", patch, WorkerPatch)
         return self._begin(
             lambda: worker_dict(self._driver.patch_worker(number, change)), is_new=True
         )
@@ -235,14 +239,14 @@ class SelectionService:
 
     def potential_loads(self, request: Dictionary) -> asyncio.Future[list[Dictionary]]:
         """Return what every rank would carry with this prompt."""
-        asked = potential_request(request)
+        asked = read("request", request, PotentialLoadsRequest)
         return self._begin(
             lambda: [msgspec.to_builtins(row) for row in self._driver.potential_loads(asked)]
         )
 
     def overlap_scores(self, request: Dictionary) -> asyncio.Future[Dictionary]:
         """Return the blocks of this prompt that every rank has."""
-        asked = overlap_request(request)
+        asked = read("request", request, OverlapScoresRequest)
         return self._begin(lambda: overlap_dict(self._driver.overlap_scores(asked)))
 
     def indexer_snapshot(self) -> asyncio.Future[Dictionary]:

@@ -97,12 +97,13 @@ def _ids_of(ticket: Ticket) -> dict[str, str]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
+def _place(news: TrustNews | EjectionNews) -> dict[str, Any]:
+    """Return the fields that say of which rank the news are."""
+    return news.rank._asdict() | news.scope._asdict()
+
+
 def _tell_trust(news: TrustNews) -> None:
-    facts = {
-        "worker_id": news.rank.worker_id,
-        "dp_rank": news.rank.dp_rank,
-        "model_name": news.scope.model_name,
-        "tenant_id": news.scope.tenant_id,
+    facts = _place(news) | {
         "trust": round(news.trust, 4),
         "missing_share": round(news.missing_share, 4),
         "reasons": ",".join(news.reasons),
@@ -115,14 +116,7 @@ def _tell_trust(news: TrustNews) -> None:
 
 def _tell_ejection(news: EjectionNews) -> None:
     change = news.change
-    facts = {
-        "worker_id": news.rank.worker_id,
-        "dp_rank": news.rank.dp_rank,
-        "model_name": news.scope.model_name,
-        "tenant_id": news.scope.tenant_id,
-        "reason": change.reason,
-        "failures": change.failures,
-    }
+    facts = _place(news) | {"reason": change.reason, "failures": change.failures}
     if change.is_ejected:
         _log.warning("a rank is passed over", extra=facts)
     elif change.is_alive:

@@ -22,17 +22,11 @@ from select_service.edge.metrics.epp_metrics import epp_table
 from select_service.edge.metrics.http_metrics import http_tables
 from select_service.edge.metrics.index_metrics import index_tables
 from select_service.edge.metrics.limit_metrics import limit_tables, tenant_table
-from select_service.edge.metrics.process_metrics import (
-    bounds_table,
-    decisions_table,
-    findings_table,
-    security_tables,
-    tracing_table,
-)
+from select_service.edge.metrics.process_metrics import process_tables
 from select_service.edge.metrics.recovery_metrics import recovery_tables
 from select_service.edge.metrics.replica_metrics import replica_tables
 from select_service.edge.metrics.scope_series import ScopeGroups
-from select_service.edge.metrics.service_metrics import outlier_table, service_tables
+from select_service.edge.metrics.service_metrics import service_tables
 from select_service.edge.metrics.shadow_metrics import shadow_tables
 from select_service.edge.metrics.storage_metrics import storage_tables
 from select_service.edge.metrics.text import text_of
@@ -69,19 +63,14 @@ class Metrics:
             *service_tables(driver, settings, groups),
             *index_tables(driver, settings, groups),
             *admission_tables(driver, settings, groups),
-            decisions_table(driver),
             *demand_tables(groups, driver.core.reader.unserved),
             *trust_tables(driver, settings, groups),
-            outlier_table(driver),
             *shadow_tables(driver, groups),
             *replica_tables(driver),
             *recovery_tables(driver),
             *storage_tables(driver),
-            *security_tables(driver, settings),
+            *process_tables(driver, settings, reload),
             tenant_table(driver.core.shares, settings.tenant_labels_max),
-            tracing_table(driver),
-            findings_table(driver),
-            bounds_table(driver, reload),
             *limit_tables(driver, traffic, settings, reload),
         )
         self._process = CollectorRegistry(auto_describe=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from select_service.core.diagnostics.causes import CAUSES
 from select_service.edge.security.exposure import open_doors
@@ -52,11 +52,6 @@ _DECISIONS: Final[tuple[MetricRow[Driver], ...]] = (
         lambda driver: driver.core.decisions.evicted,
     ),
 )
-
-
-def decisions_table(driver: Driver) -> Collector:
-    """Return the decisions kept; zero with `--decision-ring 0`."""
-    return table(_DECISIONS, lambda: driver)
 
 
 # -- security ------------------------------------------------------------------------------------
@@ -130,30 +125,6 @@ _CREDENTIALS: Final[tuple[MetricRow[Credentials], ...]] = (
 )
 
 
-def security_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
-    """Return tokens, certificates and keys; what is not in use has no series."""
-    missing = open_doors(settings).keys()
-
-    def authority() -> Authority | None:
-        return None if driver.security is None else driver.security.authority
-
-    def certificates() -> Certificates | None:
-        return None if driver.security is None else driver.security.certificates
-
-    def key_check() -> KeyCheck | None:
-        return None if driver.replicas is None else driver.replicas.publisher.key_check
-
-    return (
-        table(_OPEN, lambda: missing),
-        table(_AUTHORITY, authority),
-        table(_CERTIFICATES, certificates),
-        table(_FILES, lambda: driver.security),
-        table(_KEY_CHECK, key_check),
-        table(_HANDSHAKES, lambda: driver),
-        table(_CREDENTIALS, lambda: driver.credentials),
-    )
-
-
 # -- tracing, findings ---------------------------------------------------------------------------
 
 _TRACING: Final[tuple[MetricRow[Driver], ...]] = (
@@ -183,11 +154,6 @@ _TRACING: Final[tuple[MetricRow[Driver], ...]] = (
 )
 
 
-def tracing_table(driver: Driver) -> Collector:
-    """Return tracing: zero where requests are not traced."""
-    return table(_TRACING, lambda: driver)
-
-
 _FINDINGS: Final[tuple[MetricRow[Driver], ...]] = (
     value(
         "doctor_findings",
@@ -209,11 +175,6 @@ _FINDINGS: Final[tuple[MetricRow[Driver], ...]] = (
 )
 
 
-def findings_table(driver: Driver) -> Collector:
-    """Return findings by code; each code there is has a series."""
-    return table(_FINDINGS, lambda: driver)
-
-
 def _findings(doctor: Doctor | None) -> dict[tuple[str, str], int]:
     counts = {} if doctor is None else doctor.examiner.suspicions.counts()
     return {(cause.code, cause.severity): counts.get(cause.code, 0) for cause in CAUSES}
@@ -222,55 +183,68 @@ def _findings(doctor: Doctor | None) -> dict[tuple[str, str], int]:
 # -- bounds, settings ----------------------------------------------------------------------------
 
 
-class _Bounds(NamedTuple):
-    driver: Driver
-    reload: ConfigReload | None
+def _changes(reload: ConfigReload) -> dict[tuple[str, str], int]:
+    return {(by, outcome): reload.counts[by, outcome] for by in _CHANGED_BY for outcome in _CHANGES}
 
 
-_BOUNDS: Final[tuple[MetricRow[_Bounds], ...]] = (
+_BOUNDS: Final[tuple[MetricRow[Driver], ...]] = (
     total(
         "connect_refused",
         "Endpoints and URLs that were not connected to, by what forbade it.",
-        lambda one: one.driver.addresses.refused,
+        lambda driver: driver.addresses.refused,
         "reason",
     ),
     total(
-        "connect_lookups", "Names looked up.", lambda one: one.driver.addresses.lookups, "outcome"
+        "connect_lookups", "Names looked up.", lambda driver: driver.addresses.lookups, "outcome"
     ),
     total(
         "connect_unreachable",
         "Trials of a name's several addresses that ended without a connection.",
-        lambda one: one.driver.addresses.unreachable,
+        lambda driver: driver.addresses.unreachable,
     ),
     value(
         "index_budget_bytes",
         "Estimate for all indexes, of the last round.",
-        lambda one: one.driver.core.registry.budget.bytes,
+        lambda driver: driver.core.registry.budget.bytes,
     ),
     total(
         "scopes_closed",
         "Scopes given up because they had no worker.",
-        lambda one: one.driver.core.membership.scopes_closed,
+        lambda driver: driver.core.membership.scopes_closed,
     ),
-    total(
-        "config_reloads",
-        "Changes of settings while running.",
-        lambda one: _of(one.reload, _changes),
-        "by",
-        "outcome",
-    ),
+)
+_RELOADS: Final[tuple[MetricRow[ConfigReload], ...]] = (
+    total("config_reloads", "Changes of settings while running.", _changes, "by", "outcome"),
     value(
         "config_after_restart",
         "Settings of the file that a restart would change.",
-        lambda one: _of(one.reload, lambda reload: reload.waiting) or 0,
+        lambda reload: reload.waiting,
     ),
 )
 
 
-def bounds_table(driver: Driver, reload: ConfigReload | None) -> Collector:
-    """Return what bounds did beside the counts of `limit_metrics.py`, and changes of settings."""
-    return table(_BOUNDS, lambda: _Bounds(driver, reload))
+def process_tables(
+    driver: Driver, settings: Settings, reload: ConfigReload | None
+) -> tuple[Collector, ...]:
+    """Return the tables; of the security those of what is not in use have no series."""
+    missing = open_doors(settings).keys()
 
+    def authority() -> Authority | None:
+        return None if driver.security is None else driver.security.authority
 
-def _changes(reload: ConfigReload) -> dict[tuple[str, str], int]:
-    return {(by, outcome): reload.counts[by, outcome] for by in _CHANGED_BY for outcome in _CHANGES}
+    def certificates() -> Certificates | None:
+        return None if driver.security is None else driver.security.certificates
+
+    def key_check() -> KeyCheck | None:
+        return None if driver.replicas is None else driver.replicas.publisher.key_check
+
+    return (
+        table((*_DECISIONS, *_HANDSHAKES, *_TRACING, *_FINDINGS, *_BOUNDS), lambda: driver),
+        table(_OPEN, lambda: missing),
+        table(_AUTHORITY, authority),
+        table(_CERTIFICATES, certificates),
+        table(_FILES, lambda: driver.security),
+        table(_KEY_CHECK, key_check),
+        table(_CREDENTIALS, lambda: driver.credentials),
+        table(_RELOADS, lambda: reload),
+    )

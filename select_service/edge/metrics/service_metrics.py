@@ -314,6 +314,32 @@ _RANKS: Final[tuple[MetricRow[_RankLoads], ...]] = (
 )
 
 
+def _outliers(core: SelectionCore) -> dict[str, int]:
+    tally = core.membership.outlier_tally
+    found: Counter[str] = Counter(dict.fromkeys(tally.ejections, 0))
+    if tally.ranks:
+        for partition in core.partitions.values():
+            found.update(partition.outliers.ejected.values())
+    return dict(found)
+
+
+_OUTLIERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    value("outlier_ranks", "Ranks that are passed over now, by reason.", _outliers, "reason"),
+    total(
+        "outlier_ejections",
+        "Times a rank began to be passed over, by reason.",
+        lambda core: dict(core.membership.outlier_tally.ejections),
+        "reason",
+    ),
+    total(
+        "reservation_outcomes",
+        "Reservations of which callers said how they ended.",
+        lambda core: core.counters.outcomes,
+        "outcome",
+    ),
+)
+
+
 def service_tables(
     driver: Driver, settings: Settings, groups: ScopeGroups
 ) -> tuple[Collector, ...]:
@@ -330,6 +356,7 @@ def service_tables(
         table(_RESERVATIONS, lambda: core),
         MetricTable(_BY_RANK, loads.by_rank, RANK),
         table(_RANKS, lambda: loads),
+        table(_OUTLIERS, lambda: core),
     )
 
 
@@ -340,34 +367,3 @@ def _draining(core: SelectionCore) -> Iterator[int | None]:
         if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
             yield core.drains.status(worker.worker_id).reservations
         yield None
-
-
-def _ranks(core: SelectionCore) -> dict[str, int]:
-    tally = core.membership.outlier_tally
-    found: Counter[str] = Counter(dict.fromkeys(tally.ejections, 0))
-    if tally.ranks:
-        for partition in core.partitions.values():
-            found.update(partition.outliers.ejected.values())
-    return dict(found)
-
-
-_ROWS: Final[tuple[MetricRow[SelectionCore], ...]] = (
-    value("outlier_ranks", "Ranks that are passed over now, by reason.", _ranks, "reason"),
-    total(
-        "outlier_ejections",
-        "Times a rank began to be passed over, by reason.",
-        lambda core: dict(core.membership.outlier_tally.ejections),
-        "reason",
-    ),
-    total(
-        "reservation_outcomes",
-        "Reservations of which callers said how they ended.",
-        lambda core: core.counters.outcomes,
-        "outcome",
-    ),
-)
-
-
-def outlier_table(driver: Driver) -> Collector:
-    """Return the outliers of all scopes together."""
-    return table(_ROWS, lambda: driver.core)

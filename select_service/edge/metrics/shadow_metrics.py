@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
     from select_service.metric_rows import Collector
 
-_CHOSEN: Final = " Of decisions scored, by whose choice it is."
-
 
 def _weights(core: SelectionCore) -> dict[str, float]:
     shadow = core.shadowing.shadow
     return {} if shadow is None else shadow.weights._asdict()
+
+
+def _chosen(name: str, text: str) -> MetricRow[ShadowTally]:
+    """Return the row of what the ranks have that the live weights, and the shadow's, chose."""
+    return total(
+        f"shadow_chosen_{name}",
+        f"{text} Of decisions scored, by whose choice it is.",
+        lambda tally: {"live": getattr(tally.live, name), "shadow": getattr(tally.shadow, name)},
+        "choice",
+    )
 
 
 _SHADOW: Final[tuple[MetricRow[SelectionCore], ...]] = (
@@ -68,33 +76,10 @@ _DECISIONS: Final[tuple[MetricRow[ShadowTally], ...]] = (
         ),
         "weights",
     ),
-    total(
-        "shadow_chosen_prefill_tokens",
-        "Prompt tokens the rank chosen would have to compute." + _CHOSEN,
-        lambda tally: {"live": tally.live.prefill_tokens, "shadow": tally.shadow.prefill_tokens},
-        "choice",
-    ),
-    total(
-        "shadow_chosen_cached_tokens",
-        "Prompt tokens the rank chosen holds." + _CHOSEN,
-        lambda tally: {"live": tally.live.cached_tokens, "shadow": tally.shadow.cached_tokens},
-        "choice",
-    ),
-    total(
-        "shadow_chosen_queued_prefill_tokens",
-        "Prefill tokens of others queued on the rank chosen." + _CHOSEN,
-        lambda tally: {
-            "live": tally.live.queued_prefill_tokens,
-            "shadow": tally.shadow.queued_prefill_tokens,
-        },
-        "choice",
-    ),
-    total(
-        "shadow_chosen_decode_blocks",
-        "Decode blocks of the rank chosen, with the prompt's." + _CHOSEN,
-        lambda tally: {"live": tally.live.decode_blocks, "shadow": tally.shadow.decode_blocks},
-        "choice",
-    ),
+    _chosen("prefill_tokens", "Prompt tokens the rank chosen would have to compute."),
+    _chosen("cached_tokens", "Prompt tokens the rank chosen holds."),
+    _chosen("queued_prefill_tokens", "Prefill tokens of others queued on the rank chosen."),
+    _chosen("decode_blocks", "Decode blocks of the rank chosen, with the prompt's."),
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
 A = TypeVar("A")
 P = ParamSpec("P")
+Q = TypeVar("Q", bound="PromptFields")
 
 
 class Outside:
@@ -252,13 +253,19 @@ class TenantView:
             self._note_foreign()
             raise NoSchedulableWorker.in_scope(request.scope)
 
-    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
-        """POST /select."""
+    def _read(
+        self, verb: Callable[Concatenate[Q, P], A], request: Q, *args: P.args, **kwargs: P.kwargs
+    ) -> A:
+        """Ask about a prompt of the token's tenants."""
         self._check_scope(request)
         try:
-            return self._service.select_now(request, unknown)
+            return verb(request, *args, **kwargs)
         except NoSchedulableWorker as refusal:
             raise _of_scope(refusal, request.scope) from None
+
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select."""
+        return self._read(self._service.select_now, request, unknown)
 
     def select_and_reserve_now(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
@@ -431,19 +438,11 @@ class TenantView:
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""
-        self._check_scope(request)
-        try:
-            return self._service.potential_loads(request)
-        except NoSchedulableWorker as refusal:
-            raise _of_scope(refusal, request.scope) from None
+        return self._read(self._service.potential_loads, request)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """POST /overlap_scores."""
-        self._check_scope(request)
-        try:
-            return self._service.overlap_scores(request)
-        except NoSchedulableWorker as refusal:
-            raise _of_scope(refusal, request.scope) from None
+        return self._read(self._service.overlap_scores, request)
 
     def dump(self) -> AsyncIterator[bytes]:
         """GET /dump."""
