@@ -27,7 +27,7 @@ from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.driver.core_calls import CallContext
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.driver.effects_executor import EffectsExecutor
-from select_service.edge.driver.health import Health
+from select_service.edge.driver.health_operations import HealthOperations
 from select_service.edge.driver.housekeeping import Housekeeping
 from select_service.edge.driver.query_operations import QueryOperations
 from select_service.edge.driver.replica_sync import ReplicaSync
@@ -47,7 +47,7 @@ from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     import msgspec
 
@@ -56,14 +56,13 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
-    from select_service.edge.doctor import Doctor
     from select_service.edge.replication.plane import ReplicaConnections
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.tracing.spans import Tracing
     from select_service.settings import Settings
-    from select_service.types import BriefReady, CoreLimits, Ready, ReplicaStatus, TrustSettings
+    from select_service.types import CoreLimits, ReplicaStatus, TrustSettings
     from select_service.types.shadow import ShadowSettings
 
 _log = logging.getLogger("select_service")
@@ -75,6 +74,7 @@ class Driver(
     ReservationOperations,
     AdmissionOperations,
     QueryOperations,
+    HealthOperations,
 ):
     """One core, its clock and its sockets; callers wait only for a selection.
 
@@ -164,7 +164,6 @@ class Driver(
         self._prepare_replication(turn, replica_sync_port)
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._effects_executor.hurry)
-        self._prepare_health(turn)
 
     def _prepare_recovery(self, indexer_peers: Sequence[str]) -> None:
         """Prepare to find what the index had before the start: at peers, on disk, at engines."""
@@ -179,18 +178,6 @@ class Driver(
         executor, bounds = self._effects_executor, self._limits.replicas
         self._replica_sync = ReplicaSync(turn, executor, port, bounds)
         self._replica_sync.hold(self.readiness, self._is_fleet_known)
-
-    def _prepare_health(self, turn: CallContext) -> None:
-        """Prepare the doctor and what /ready asks."""
-        self._health = Health(
-            turn,
-            self._effects_executor,
-            self.readiness,
-            self.keeper,
-            self._limits.doctor,
-            sources=lambda: [] if self.discovery is None else self.discovery.links(),
-            addresses=self.addresses,
-        )
 
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""
@@ -234,7 +221,7 @@ class Driver(
         self.readiness.start()
         self._recovering.start(self.sources.let_in)
         self._housekeeping.start()
-        self._health.start()
+        self._start_examining()
         if self.discovery is not None:
             self.discovery.start()
 
@@ -261,7 +248,7 @@ class Driver(
         await self._batch_runner.close()
         await self._recovering.stop()
         await self._housekeeping.close()
-        await self._health.close()
+        await self._stop_examining()
         await self._recovering.close()
         await self.sources.close()
         await self._replica_sync.close()
@@ -308,27 +295,7 @@ class Driver(
         self._carry_out(self.core.admission.reconfigure(core, admission, self._clock()))
         self.note_change("settings", {**core, **admission})
 
-    # -- readiness, the dump, replicas -----------------------------------------------------------
-
-    def ready(self, *, with_workers: bool = True) -> Ready:
-        """GET /ready."""
-        return self._health.ready(with_workers=with_workers)
-
-    def is_ready(self) -> bool:
-        """Whether GET /ready would say ready; costs next to nothing."""
-        return self._health.is_ready()
-
-    def ready_for_traffic(self) -> BriefReady:
-        """GET /ready?for=traffic: whether to send requests here, even while there is no worker."""
-        return self._health.ready_for_traffic()
-
-    async def ready_verbose(self, *, with_workers: bool = True, examines: bool = False) -> Ready:
-        """GET /ready?verbose=true: includes the doctor's findings."""
-        return await self._health.ready_verbose(with_workers=with_workers, examines=examines)
-
-    def doctor(self) -> Doctor:
-        """Return the doctor, created on first use."""
-        return self._health.doctor()
+    # -- the dump, replicas -----------------------------------------------------------------------
 
     def dump(
         self, tenants: frozenset[str] | None = None, whose: str | None = None
@@ -386,16 +353,6 @@ class Driver(
     def warm_start(self) -> WarmStart | None:
         """The index snapshot on disk; None: there is none."""
         return self._recovering.warm_start
-
-    @property
-    def diagnosed(self) -> Doctor | None:
-        """The doctor, once something has needed it."""
-        return self._health.diagnosed
-
-    @property
-    def event_handshakes_failed(self) -> Mapping[str, int]:
-        """Failed handshakes with workers, by kind of failure."""
-        return self.sources.handshakes_failed
 
     @property
     def housekeeping_faults(self) -> int:

@@ -60,7 +60,7 @@ _DECISIONS: Final[tuple[MetricRow[Driver], ...]] = (
 def _handshakes_failed(driver: Driver) -> dict[tuple[str, str], int]:
     plane = driver.replicas
     planes = {
-        "events": driver.event_handshakes_failed,
+        "events": driver.sources.handshakes_failed,
         "replicas": {} if plane is None else plane.subscriptions.handshakes_failed,
     }
     return {

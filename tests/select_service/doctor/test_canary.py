@@ -177,9 +177,9 @@ async def test_a_salt_that_is_lost_and_events_of_another() -> None:
 
 async def test_a_service_that_probes_its_workers() -> None:
     async with ward(doctor_probe_workers=True) as at:
-        watch = at.driver._health._canaries
+        watch = at.driver._canaries
         assert watch is not None
-        await at.driver._health.close()  # its turns are ours
+        await at.driver._stop_examining()  # its turns are ours
         codes: list[str] = []
 
         async def report() -> list[str]:
