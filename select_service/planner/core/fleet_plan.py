@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from select_service.planner.core.budget import PoolNeed, check_minima, share_out
 from select_service.planner.core.model import PlannedModel
-from select_service.planner.core.pool import PlannedPool, PoolSettings
+from select_service.planner.core.pool import PlannedPool
+from select_service.planner.core.stabilization_window import PoolSettings
 from select_service.planner.types import (
     Load,
     ModelKey,
@@ -140,7 +141,7 @@ class FleetPlan:
             if why:
                 reasons.append(f"{pool.key}: {count}, not {wanted}: {why}")
             if pool.overdue:
-                limit_s = pool.settings.limits.give_up_s
+                limit_s = pool.settings.give_up_s
                 waited = f"{pool.overdue} have not started within {limit_s:.0f} s"
                 reasons.append(f"{pool.key}: {waited}: not waited for")
             needs.append(_need(model, pool, count))
@@ -171,7 +172,7 @@ def _need(model: PlannedModel, pool: PlannedPool, wanted: int) -> PoolNeed:
     is_planned = pool.slow is not None and not pool.has_more
     engines = (pool.engines if is_planned else 0.0) or float(wanted)
     settings = pool.settings
-    return PoolNeed(pool.key, settings.gpus, settings.limits.least, wanted, engines, model.weight)
+    return PoolNeed(pool.key, settings.gpus, settings.least, wanted, engines, model.weight)
 
 
 def _target(pool: PoolKey, replicas: int) -> Target:

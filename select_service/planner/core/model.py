@@ -19,7 +19,7 @@ from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.model_needs import ModelNeeds
 from select_service.planner.core.model_report import ModelReport, due
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.pool import SAME, NeedStretch, PlannedPool, PoolSettings
+from select_service.planner.core.pool import SAME, NeedStretch, PlannedPool
 from select_service.planner.core.reactive import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.steady_fleet import SteadyFleet
 from select_service.planner.types import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
     from select_service.planner.core.engine_speed import EngineSpeed
     from select_service.planner.core.sizing import Goals, Need
+    from select_service.planner.core.stabilization_window import PoolSettings
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""

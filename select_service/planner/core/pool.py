@@ -8,34 +8,22 @@ then, and dropped when past.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.reactive import QueueMonitor
-from select_service.planner.core.stabilization_window import (
-    PoolLimits,
-    StabilizationWindow,
-    StartTime,
-)
+from select_service.planner.core.stabilization_window import StabilizationWindow, StartTime
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from select_service.planner.core.stabilization_window import PoolSettings
     from select_service.planner.types import PoolKey
 
 STEPS_MOST: Final = 10
 """The most intervals forecast ahead, however long engines take to start."""
 SAME: Final = 1e-9
 """Rounding error tolerated above a whole number of engines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """Settings of the engines of one role."""
-
-    gpus: int = 1
-    limits: PoolLimits = field(default_factory=PoolLimits)
 
 
 class NeedStretch(NamedTuple):
@@ -56,9 +44,9 @@ class PlannedPool:
     def __init__(self, key: PoolKey, settings: PoolSettings) -> None:
         self.key = key
         self.settings = settings
-        self.steady = StabilizationWindow(settings.limits)
-        self.start_time = StartTime(settings.limits.start_s, settings.limits.give_up_s)
-        self.state = PoolState(settings.limits.least, settings.limits.least)
+        self.steady = StabilizationWindow(settings)
+        self.start_time = StartTime(settings.start_s, settings.give_up_s)
+        self.state = PoolState(settings.least, settings.least)
         self.held = self.state.desired
         """The most it can have: as last read, or requested since."""
         self.was_steady = False

@@ -22,9 +22,11 @@ GIVE_UP_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    """Limits of one pool."""
+class PoolSettings:
+    """The engines of one role, and the limits of their number."""
 
+    gpus: int = 1
+    """Of one engine."""
     least: int = 1
     most: int = 1000
     step_up: int = 8
@@ -83,7 +85,7 @@ class StartTime:
 class StabilizationWindow:
     """Remembers what one pool wanted recently."""
 
-    def __init__(self, limits: PoolLimits) -> None:
+    def __init__(self, limits: PoolSettings) -> None:
         self.limits = limits
         self._wanted: deque[tuple[float, int]] = deque()  # falling counts, oldest first
 

@@ -23,7 +23,6 @@ from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, Pool
 from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.prefill_sizing import size_prefill
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.fixed_fleets import (
     FixedFleets,
@@ -39,7 +38,7 @@ from select_service.planner.edge.trace_replay import (
     ScalingPolicy,
     TraceReplay,
 )
-from select_service.planner.types import Load, PoolKey, Value, Window, number_of
+from select_service.planner.types import Load, PoolKey, Role, Value, Window, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,22 +62,23 @@ class Ours:
         self, profile: Profile, tuning: PredictorSettings, settings: ReplaySettings, gpus_max: int
     ) -> None:
         self.name = f"slo ({tuning.name})"
-        limits = PoolLimits(
-            step_up=64,
-            step_down=8,
-            stabilisation_s=3 * settings.interval_s,
-            start_s=settings.startup_s,
-        )
+        gpus: dict[Role, int] = {"prefill": settings.prefill_gpus, "decode": settings.decode_gpus}
         pools = {
-            "prefill": PoolSettings(gpus=settings.prefill_gpus, limits=limits),
-            "decode": PoolSettings(gpus=settings.decode_gpus, limits=limits),
+            role: PoolSettings(
+                gpus=count,
+                step_up=64,
+                step_down=8,
+                stabilisation_s=3 * settings.interval_s,
+                start_s=settings.startup_s,
+            )
+            for role, count in gpus.items()
         }
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
         goals = _goals(settings)
         speed = EngineSpeed(
             surface_of(profile), settings.decode_gpus, SpeedSettings(settings.engine_speed)
         )
-        model = PlannedModel(KEY, pools, speed, predictors, goals)  # type: ignore[arg-type] # roles
+        model = PlannedModel(KEY, pools, speed, predictors, goals)
         self._fleet = FleetPlan([model], gpus_max, settings.interval_s, likens=settings.likens)
         model.warm_up(settings.warmup, settings.interval_s)
 

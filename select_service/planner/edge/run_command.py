@@ -405,7 +405,7 @@ def _connector(
     start = {}
     for model in fleet.models:
         for pool in model.pools:
-            least = pool.settings.limits.least
+            least = pool.settings.least
             start[pool.key] = memory.states.get(pool.key, PoolState(least, least))
     if settings.connector == "dry-run":
         return DryRun({pool: state.desired for pool, state in start.items()})

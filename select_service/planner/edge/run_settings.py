@@ -17,7 +17,7 @@ from select_service.planner.core.demand import Predictors
 from select_service.planner.core.engine_speed import EngineSpeed, SpeedSettings
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.stabilization_window import GIVE_UP_S, PoolLimits
+from select_service.planner.core.stabilization_window import GIVE_UP_S
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.fit_thread import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
@@ -180,13 +180,11 @@ def _pool(key: ModelKey, pool: PoolTarget, give_up_s: float) -> PoolSettings:
         raise SettingsError(f"{key} {pool.role}: gpus, replicas_min or replicas_max is impossible")
     return PoolSettings(
         gpus=pool.gpus,
-        limits=PoolLimits(
-            least=pool.replicas_min,
-            most=pool.replicas_max,
-            step_up=pool.step_up,
-            step_down=pool.step_down,
-            stabilisation_s=pool.stabilisation_s,
-            start_s=pool.start_s,
-            give_up_s=give_up_s,
-        ),
+        least=pool.replicas_min,
+        most=pool.replicas_max,
+        step_up=pool.step_up,
+        step_down=pool.step_down,
+        stabilisation_s=pool.stabilisation_s,
+        start_s=pool.start_s,
+        give_up_s=give_up_s,
     )

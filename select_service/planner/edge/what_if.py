@@ -10,7 +10,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from select_service.planner.core.budget import PoolNeed, check_minima, share_out
+from select_service.planner.core.budget import PoolNeed, share_out
 from select_service.planner.core.compatible_lookup import CompatibleLookup
 from select_service.planner.core.compatible_sizing import (
     CompatibleDemand,
@@ -104,7 +104,6 @@ def plan_slo(profile: Profile, question: PlanSettings) -> dict[str, object]:
         )
         for pool, cost, need in zip(_POOLS, gpus, needs, strict=True)
     ]
-    check_minima(pools, question.max_gpu_budget)
     counts = share_out(pools, question.max_gpu_budget)
     return {
         "num_p": counts[_POOLS[0]],

@@ -252,7 +252,7 @@ class Cluster:
         if fleet_worker is None:  # it was removed before
             return
         fleet_worker.state = "ready"
-        self.router.add(fleet_worker.member, self.now)
+        self.router.add(fleet_worker.worker, self.now)
         self._follow_up()
 
     def _go_if_empty(self, fleet_worker: FleetWorker) -> None:

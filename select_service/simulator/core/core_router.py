@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import ClientRequest
-    from select_service.simulator.core.routers import RouterMember, Verdict
+    from select_service.simulator.core.routers import Verdict
+    from select_service.simulator.core.worker import EngineWorker
     from select_service.types import Answer, KvEvents
 
 _SCOPE: Final = Scope("default", "default")
@@ -147,21 +148,21 @@ class CoreRouter:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def add(self, member: RouterMember, now: float) -> None:
+    def add(self, worker: EngineWorker, now: float) -> None:
         """See Router."""
         uses_events = self.settings.kv_events == "engine" and self.settings.config.use_kv_events
         spec = WorkerSpec(
-            worker_id=member.worker_id,
-            endpoint=f"sim://{member.worker_id}",
-            block_size=member.block_size,
-            kv_events_endpoint=f"tcp://127.0.0.1:{1 + member.worker_id}" if uses_events else None,
-            max_num_batched_tokens=member.step_tokens_max,
-            total_kv_blocks=member.kv_blocks,
-            max_num_seqs=member.sequences_max,
-            role=None if member.role == "aggregated" else member.role,
+            worker_id=worker.worker_id,
+            endpoint=f"sim://{worker.worker_id}",
+            block_size=worker.block_size,
+            kv_events_endpoint=f"tcp://127.0.0.1:{1 + worker.worker_id}" if uses_events else None,
+            max_num_batched_tokens=worker.settings.step_tokens_max,
+            total_kv_blocks=worker.pool.capacity,
+            max_num_seqs=worker.settings.sequences_max,
+            role=None if worker.role == "aggregated" else worker.role,
             kv_events=None if uses_events else self.settings.kv_events,
         )
-        self._has_pairs |= member.role != "aggregated"
+        self._has_pairs |= worker.role != "aggregated"
         for replica in self.replicas:
             self._did(replica, replica.core.workers.upsert_worker(spec, now)[1], now)
 

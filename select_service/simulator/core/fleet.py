@@ -10,7 +10,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from select_service.simulator.core.observation import ObservedPool, coefficient_of_variation
-from select_service.simulator.core.routers import RouterMember
 from select_service.simulator.core.worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -30,20 +29,6 @@ class FleetWorker:
         self.pool = pool
         self.state: Literal["starting", "ready", "draining", "gone"] = "starting"
         self.busy_before = self.jobs_before = 0.0  # already charged to its pool
-
-    @property
-    def member(self) -> RouterMember:
-        """The worker as described to routers."""
-        worker = self.worker
-        return RouterMember(
-            worker.worker_id,
-            worker.role,
-            worker.block_size,
-            worker.settings.step_tokens_max,
-            worker.pool.capacity,
-            worker.settings.sequences_max,
-            worker,
-        )
 
 
 class SimulatedFleet:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import ClientRequest
-    from select_service.simulator.core.routers import Counting, RouterMember, Verdict
+    from select_service.simulator.core.routers import Counting, Verdict
+    from select_service.simulator.core.worker import EngineWorker
 
 
 class Replicated:
@@ -29,10 +30,10 @@ class Replicated:
         self._home: dict[str, Counting] = {}  # by key
         self._news: deque[tuple[float, Counting, Callable[[Counting], None]]] = deque()
 
-    def add(self, member: RouterMember, now: float) -> None:
+    def add(self, worker: EngineWorker, now: float) -> None:
         """See Router."""
         for replica in self.replicas:
-            replica.add(member, now)
+            replica.add(worker, now)
 
     def drain(self, worker_id: int, now: float) -> None:
         """See Router."""

@@ -40,24 +40,14 @@ class Refused(NamedTuple):
 Verdict = Placed | Refused
 
 
-class RouterMember(NamedTuple):
-    """A worker as described to a router."""
-
-    worker_id: int
-    role: Role
-    block_size: int
-    step_tokens_max: int
-    kv_blocks: int
-    sequences_max: int
-    engine: EngineWorker | None = None
-    """The engine itself, for policies that read its metrics, and those that cannot exist."""
-
-
 class WorkerRouter(Protocol):
     """Chooses workers. Every method takes the time; `key` names one attempt of a request."""
 
-    def add(self, member: RouterMember, now: float) -> None:
-        """Add a worker that may be chosen from now on."""
+    def add(self, worker: EngineWorker, now: float) -> None:
+        """Add a worker that may be chosen from now on.
+
+        The engine itself is for policies that read its metrics, and for those that cannot exist.
+        """
 
     def drain(self, worker_id: int, now: float) -> None:
         """Give a worker no more work; it finishes what it has."""
@@ -117,10 +107,10 @@ class Counting:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def add(self, member: RouterMember, now: float) -> None:
+    def add(self, worker: EngineWorker, now: float) -> None:
         """See Router."""
-        self._in_flight[member.worker_id] = 0
-        self._open[member.role].append(member.worker_id)
+        self._in_flight[worker.worker_id] = 0
+        self._open[worker.role].append(worker.worker_id)
 
     def drain(self, worker_id: int, now: float) -> None:
         """See Router."""

@@ -19,7 +19,7 @@ from select_service.simulator.cli import main
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.measures import ceiling_of
 from select_service.simulator.core.requests import ClientRequest, chain_of
-from select_service.simulator.core.routers import RouterMember
+from select_service.simulator.core.worker import EngineWorker
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import at_load, capacity_of, router, run
@@ -135,7 +135,7 @@ def test_round_robin_of_several_replicas_begins_anywhere() -> None:
     firsts = set()
     for one in routers:
         for worker_id in range(8):
-            one.add(RouterMember(worker_id, "aggregated", 64, 8192, 1000, 256), 0.0)
+            one.add(EngineWorker(worker_id, EngineSpec().build(), 64), 0.0)
         asked = ClientRequest(number=0, arrival=0.0, isl=64, osl=1, blocks=chain_of())
         firsts.add(one.route("0", asked, 0.0))
     assert len(firsts) > 1

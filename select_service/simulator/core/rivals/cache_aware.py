@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import ClientRequest
-    from select_service.simulator.core.routers import RouterMember
+    from select_service.simulator.core.worker import EngineWorker
     from select_service.types import KvEvents
 
 
@@ -30,7 +30,7 @@ class CacheAware(Counting):
     """See the module.
 
     Attributes:
-        members: Workers that are not gone, by id.
+        workers: Those that are not gone, by id.
         held: By worker: the blocks it is known to hold; in an estimate the least recently used
             come first.
         queued: By worker: prompt tokens placed there that are not reported as computed.
@@ -41,7 +41,7 @@ class CacheAware(Counting):
     def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
         super().__init__(rng, kv_events)
         self._kv_events = "predicted" if self.always_estimates else kv_events
-        self.members: dict[int, RouterMember] = {}
+        self.workers: dict[int, EngineWorker] = {}
         self.held: dict[int, OrderedDict[int, None]] = {}
         self.queued: Counter[int] = Counter()
         self._holders: dict[int, set[int]] = {}  # by block
@@ -50,17 +50,17 @@ class CacheAware(Counting):
     # -- workers -------------------------------------------------------------------------------
 
     @override
-    def add(self, member: RouterMember, now: float) -> None:
-        super().add(member, now)
-        self.members[member.worker_id] = member
-        self.held[member.worker_id] = OrderedDict()
+    def add(self, worker: EngineWorker, now: float) -> None:
+        super().add(worker, now)
+        self.workers[worker.worker_id] = worker
+        self.held[worker.worker_id] = OrderedDict()
 
     @override
     def remove(self, worker_id: int, now: float) -> None:
         super().remove(worker_id, now)
         self._forget(worker_id, list(self.held.get(worker_id, ())))
         self.held.pop(worker_id, None)
-        self.members.pop(worker_id, None)
+        self.workers.pop(worker_id, None)
         del self.queued[worker_id]
 
     # -- caches --------------------------------------------------------------------------------
@@ -94,13 +94,13 @@ class CacheAware(Counting):
 
     def blocks_max(self, worker_id: int) -> int:
         """Return how many blocks an estimate believes a worker to hold at most."""
-        return self.members[worker_id].kv_blocks
+        return self.workers[worker_id].pool.capacity
 
     def cached(self, ids: Iterable[int], request: ClientRequest) -> dict[int, int]:
         """Return the prompt tokens each of these workers has cached; the last one is computed."""
         found = dict.fromkeys(ids, 0)
         left = set(found)
-        size = self.members[next(iter(found))].block_size
+        size = self.workers[next(iter(found))].block_size
         at = 0
         for block in islice(request.blocks, (request.isl - 1) // size):
             left &= self._holders.get(block, _NOBODY)
@@ -116,7 +116,7 @@ class CacheAware(Counting):
     @override
     def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
         computing = ids[-1]
-        if computing in self.members:  # when this is heard, it may be gone
+        if computing in self.workers:  # when this is heard, it may be gone
             tokens = request.isl - self.cached([computing], request)[computing]
             self._computing[key] = computing, tokens
             self.queued[computing] += tokens
@@ -126,7 +126,7 @@ class CacheAware(Counting):
 
     def _estimate(self, worker_id: int, request: ClientRequest) -> None:
         """Take it that a worker will hold this prompt, and nothing beyond its room."""
-        full = request.isl // self.members[worker_id].block_size
+        full = request.isl // self.workers[worker_id].block_size
         self._learn(worker_id, reversed(request.blocks[:full]))  # ends of prompts are dropped first
         held = self.held[worker_id]
         surplus = len(held) - self.blocks_max(worker_id)
@@ -145,7 +145,7 @@ class CacheAware(Counting):
 
     def _computed(self, key: str) -> None:
         worker_id, tokens = self._computing.pop(key, (-1, 0))
-        if worker_id in self.members:
+        if worker_id in self.workers:
             self.queued[worker_id] -= tokens
 
     @override

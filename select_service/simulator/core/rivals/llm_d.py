@@ -40,12 +40,10 @@ class LlmD(CacheAware):
         self._scraped: dict[int, tuple[int, float]] = {}  # requests waiting, share of KV in use
 
     def _scrape(self) -> None:
-        if self.now - self._scraped_at < SCRAPE_S and self._scraped.keys() >= self.members.keys():
+        if self.now - self._scraped_at < SCRAPE_S and self._scraped.keys() >= self.workers.keys():
             return
         self._scraped_at = self.now
-        for one, member in self.members.items():
-            engine = member.engine
-            assert engine is not None
+        for one, engine in self.workers.items():
             self._scraped[one] = len(engine.waiting), engine.pool.used / engine.pool.capacity
 
     @override

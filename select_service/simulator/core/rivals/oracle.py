@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import random
 
     from select_service.simulator.core.requests import ClientRequest
-    from select_service.simulator.core.routers import RouterMember
     from select_service.simulator.core.worker import EngineWorker
     from select_service.types import KvEvents
 
@@ -44,10 +43,9 @@ class OracleRouter(Counting):
         self._engines: dict[int, EngineWorker] = {}
 
     @override
-    def add(self, member: RouterMember, now: float) -> None:
-        super().add(member, now)
-        assert member.engine is not None
-        self._engines[member.worker_id] = member.engine
+    def add(self, worker: EngineWorker, now: float) -> None:
+        super().add(worker, now)
+        self._engines[worker.worker_id] = worker
 
     @override
     def choose(self, ids: list[int], request: ClientRequest) -> int:

@@ -71,29 +71,24 @@ class PrebleE2(CacheAware):
         )
 
     def _prefill_s(self, worker_id: int, request: ClientRequest, cached: int) -> float:
-        engine = self.members[worker_id].engine
-        assert engine is not None
-        return engine.settings.latency.prefill_s(request.isl - cached, cached)
+        return self.workers[worker_id].settings.latency.prefill_s(request.isl - cached, cached)
 
     def _decode_s(self, worker_id: int, request: ClientRequest) -> float:
         """Return what an answer of mean length adds to the steps it takes part in."""
-        engine = self.members[worker_id].engine
-        assert engine is not None
         steps = round(self._ended_tokens / self._ended) if self._ended else 0
-        stretch_s = engine.settings.latency.stretch_s
+        stretch_s = self.workers[worker_id].settings.latency.stretch_s
         return stretch_s(2, 2 * request.isl, steps) - stretch_s(1, request.isl, steps)
 
     def _evicting_s(self, worker_id: int, request: ClientRequest, cached: int) -> float:
         """Return the time to compute again what would go, by how often it is asked for."""
-        member, held = self.members[worker_id], self.held[worker_id]
-        short = len(held) + -(-(request.isl - cached) // member.block_size) - member.kv_blocks
+        engine, held = self.workers[worker_id], self.held[worker_id]
+        short = len(held) + -(-(request.isl - cached) // engine.block_size) - engine.pool.capacity
         if short <= 0:
             return 0.0
         uses = sum(self._uses[worker_id, block] for block in islice(held, short))
         if not uses:
             return 0.0
-        assert member.engine is not None
-        block_s = member.engine.settings.latency.prefill_s(member.block_size, 0)
+        block_s = engine.settings.latency.prefill_s(engine.block_size, 0)
         return block_s * uses / self._requests[worker_id]
 
     # -- the window ----------------------------------------------------------------------------
@@ -117,11 +112,11 @@ class PrebleE2(CacheAware):
     @override
     def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
         computing = ids[-1]
-        if computing in self.members:
+        if computing in self.workers:
             tokens = self.cached([computing], request)[computing]
             seconds = self._prefill_s(computing, request, tokens)
             seconds += self._decode_s(computing, request)
-            blocks = list(request.blocks[: request.isl // self.members[computing].block_size])
+            blocks = list(request.blocks[: request.isl // self.workers[computing].block_size])
             self._window.append((self.now, computing, seconds, blocks))
             self._add(computing, seconds, 1, blocks)
             held = self.held[computing]

@@ -32,7 +32,7 @@ class SglangCacheAware(CacheAware):
 
     @override
     def blocks_max(self, worker_id: int) -> int:
-        return TREE_TOKENS_MAX // self.members[worker_id].block_size
+        return TREE_TOKENS_MAX // self.workers[worker_id].block_size
 
     @override
     def choose(self, ids: list[int], request: ClientRequest) -> int:

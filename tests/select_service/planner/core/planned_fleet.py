@@ -10,7 +10,6 @@ from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, Pool
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.predictor_choice import ForecastModel
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.types import (
@@ -45,7 +44,7 @@ def model(
     requests: ForecastModel | None = None,
     **limits: Any,
 ) -> PlannedModel:
-    pool = PoolSettings(gpus=1, limits=PoolLimits(**{"step_up": 99, "step_down": 99, **limits}))
+    pool = PoolSettings(**{"step_up": 99, "step_down": 99, **limits})
     forecasts = (requests or Constant(), Constant(), Constant())
     predictors = Predictors(*(Predictor(one) for one in forecasts))
     goals = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)

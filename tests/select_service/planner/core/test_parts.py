@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from select_service.planner.core.demand import Demand, Interval, Predictors, intervals_of
 from select_service.planner.core.forecast_errors import ForecastErrors
 from select_service.planner.core.parts import PARTS, Looks, runs
-from select_service.planner.core.pool import NeedStretch, PlannedPool, PoolSettings
+from select_service.planner.core.pool import NeedStretch, PlannedPool
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.recurrence import RECURRING, Recurrence
+from select_service.planner.core.stabilization_window import PoolSettings
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.types import (
     IDLE,

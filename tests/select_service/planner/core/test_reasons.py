@@ -14,7 +14,6 @@ from select_service.planner.core.engine_speed import EngineSpeed
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.types import Load, PoolKey, PoolState, ScalingDecision, Value, Window
 from tests.select_service.planner.core.planned_fleet import DECODE, KEY, PREFILL, SURFACE
@@ -42,9 +41,8 @@ TRAFFIC: dict[str, Callable[[float], float]] = {
 
 
 def fleet() -> FleetPlan:
-    limits = PoolLimits(step_up=8, step_down=3, stabilisation_s=180.0, start_s=START_S)
     tuning = PredictorSettings(name="auto", interval_s=INTERVAL_S)
-    pool = PoolSettings(gpus=1, limits=limits)
+    pool = PoolSettings(step_up=8, step_down=3, stabilisation_s=180.0, start_s=START_S)
     model = PlannedModel(
         KEY,
         {"prefill": pool, "decode": pool},

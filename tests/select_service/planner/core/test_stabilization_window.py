@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from select_service.planner.core.stabilization_window import (
-    PoolLimits,
+    PoolSettings,
     StabilizationWindow,
     StartTime,
 )
@@ -13,7 +13,7 @@ from select_service.planner.types import PoolState
 
 
 def test_down_only_after_the_window_and_first_what_has_not_started() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
+    steady = StabilizationWindow(PoolSettings(stabilisation_s=300.0, step_down=1, step_up=4))
     assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
     assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
     assert steady.next(2, 7, 2, now=200.0) == (7, "7 were wanted within 300 s")
@@ -24,7 +24,7 @@ def test_down_only_after_the_window_and_first_what_has_not_started() -> None:
 
 
 def test_down_at_once_where_the_forecasts_are_sure() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=9))
+    steady = StabilizationWindow(PoolSettings(stabilisation_s=300.0, step_down=9))
     assert steady.next(9, 9, 0, now=0.0) == (9, "")
     assert steady.next(4, 9, 0, now=60.0, sure=6)[0] == 6
     assert steady.next(4, 6, 0, now=120.0, sure=3) == (4, "")
@@ -33,7 +33,7 @@ def test_down_at_once_where_the_forecasts_are_sure() -> None:
 
 def test_what_starts_is_kept_while_it_may_still_be_wanted() -> None:
     """It is missing from what suffices for sure, and was wanted a moment ago."""
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0))
+    steady = StabilizationWindow(PoolSettings(stabilisation_s=300.0))
     assert steady.next(9, 9, 4, now=0.0)[0] == 9
     told = "4 are starting: nothing is taken away meanwhile"
     assert steady.next(7, 9, 4, now=60.0, sure=7) == (9, told)
@@ -51,7 +51,7 @@ def test_what_was_given_up_was_no_start() -> None:
 
 
 def test_noise_does_not_flap() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=600.0))
+    steady = StabilizationWindow(PoolSettings(stabilisation_s=600.0))
     current, changes = 5, 0
     for step in range(100):
         count, _ = steady.next(5 + step % 2, current, 0, now=180.0 * step)

@@ -12,7 +12,8 @@ from indexer.types import Tier, WorkerRank
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import SimulatedPool
-from select_service.simulator.core.routers import Placed, RoundRobinRouter, RouterMember
+from select_service.simulator.core.routers import Placed, RoundRobinRouter
+from select_service.simulator.core.worker import EngineWorker
 from select_service.types import RouterConfig
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request
 
@@ -69,7 +70,7 @@ def test_who_holds_some_below_its_device_pulls_what_comes_after() -> None:
     config = RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.01)
     router = CoreRouter(CoreSettings(config), [random.Random(1)])
     for worker_id in (1, 2):
-        router.add(RouterMember(worker_id, "aggregated", BLOCK, 16, 100, 6), 0.0)
+        router.add(EngineWorker(worker_id, SMALL, BLOCK), 0.0)
     (index,) = router._indexes.values()
     asked = request(0, 0.0, ISL, 4)
     chain = asked.blocks[: ISL // BLOCK]
@@ -91,7 +92,7 @@ def test_the_prefill_worker_of_a_pair_pulls() -> None:
     config = RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.01)
     router = CoreRouter(CoreSettings(config), [random.Random(1)])
     for worker_id, role in ((1, "prefill"), (2, "decode")):
-        router.add(RouterMember(worker_id, role, BLOCK, 16, 100, 6), 0.0)  # type: ignore[arg-type]
+        router.add(EngineWorker(worker_id, SMALL, BLOCK, role), 0.0)  # type: ignore[arg-type]
     asked = request(0, 0.0, ISL, 4)
     chain = asked.blocks[: ISL // BLOCK - 1]  # with all, it would do without the other
     (index,) = router._indexes.values()

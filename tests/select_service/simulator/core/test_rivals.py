@@ -19,7 +19,7 @@ from select_service.simulator.core.rivals.lmetric import LMetric
 from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
 from select_service.simulator.core.rivals.preble import WINDOW_S, PrebleE2
 from select_service.simulator.core.rivals.sglang import BALANCE_ABS, SglangCacheAware
-from select_service.simulator.core.routers import Counting, Placed, RouterMember
+from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineJob, EngineWorker
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
 
@@ -28,7 +28,7 @@ def fleet(kind: type[Counting], workers: int = 3) -> tuple[Counting, list[Engine
     router = kind(random.Random(1))
     engines = [EngineWorker(number, SMALL, BLOCK) for number in range(workers)]
     for one in engines:
-        router.add(RouterMember(one.worker_id, "aggregated", BLOCK, 16, 40, 6, one), 0.0)
+        router.add(one, 0.0)
     return router, engines
 
 
