@@ -74,25 +74,18 @@ def play(
                 yield Played(recorded_file, path, item)
 
 
-def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
-    """See `traces.Reader`: the requests of one file.
+def requests_of(path: Path, block_size: int) -> Iterator[ClientRequest]:
+    """Return the requests of all files of a recording; a file that was cut off is logged.
 
     The length of an answer is the output reported, in blocks, until the reservation was freed; else
     the expected output; else 1. The content of answers is unknown, so a turn finds an earlier one
     only as far as its own prompt repeats it.
-    """
-    recorded_file = RecordedFile(_Pieces(lines).read, "recording")
-    return _requests(((recorded_file, item) for item in recorded_file), block_size)
-
-
-def requests_of(path: Path, block_size: int) -> Iterator[ClientRequest]:
-    """Return the requests of all files of a recording; a file that was cut off is logged.
 
     Raises:
         BadRecording: it cannot be read.
         ValueError: its blocks have another size.
     """
-    return _requests(_whole(files_of(path)), block_size)
+    return requests_in(_whole(files_of(path)), block_size)
 
 
 def _whole(files: Sequence[Path]) -> Iterator[tuple[RecordedFile, Item]]:
@@ -104,9 +97,10 @@ def _whole(files: Sequence[Path]) -> Iterator[tuple[RecordedFile, Item]]:
             _log.warning("%s has no end: killed, cut off, or still recording", path)
 
 
-def _requests(
+def requests_in(
     items: Iterable[tuple[RecordedFile, Item]], block_size: int
 ) -> Iterator[ClientRequest]:
+    """Return the requests of items, which are given with their files, by arrival."""
     requests: list[ClientRequest] = []
     waits: dict[str, ClientRequest] = {}  # reservations that have not ended
     for recorded_file, item in items:
@@ -147,24 +141,3 @@ def _request(item: Decided, tenant: str) -> ClientRequest:
         slo_ttft_s=None if asked is None or asked.slo_ttft_ms is None else asked.slo_ttft_ms / 1e3,
         expected_osl=expected,
     )
-
-
-class _Pieces:
-    """Presents the lines of a binary file as a file."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines = iter(lines)
-        self._left = b""
-
-    def read(self, size: int) -> bytes:
-        """Return this many bytes, fewer only at the end."""
-        pieces, have = [self._left], len(self._left)
-        while have < size:
-            line = next(self._lines, None)
-            if line is None:
-                break
-            pieces.append(line)
-            have += len(line)
-        whole = b"".join(pieces)
-        self._left = whole[size:]
-        return whole[:size]

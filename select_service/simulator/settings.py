@@ -31,7 +31,7 @@ from select_service.simulator.core.routers import SIMPLE_ROUTERS, Counting
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.engine_presets import preset_of
 from select_service.simulator.profiles import read_formula, read_profile
-from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
+from select_service.simulator.traces import FORMATS, MOONCAKE_BLOCK, SPAN_MAX_S
 from select_service.standard_output import meant
 from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
@@ -154,7 +154,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Recorded requests, `speed` times as fast as they came."""
 
     path: Annotated[str, path("FILE").called("--trace").common(), "file of recorded requests"]
-    format: Annotated[str, choice(*sorted(READERS)).common(), "format of the trace"] = "mooncake"
+    format: Annotated[str, choice(*FORMATS).common(), "format of the trace"] = "mooncake"
     speed: Annotated[
         float, between(0.0, math.inf), "play the trace so many times as fast as it came"
     ] = 1.0

@@ -1,7 +1,7 @@
 """Recorded traffic as requests: traces of Mooncake and of agents, OpenAI-style logs, recordings.
 
 A reader turns lines into requests and opens no files. New formats are added to `READERS`, where
-`select-sim run --format NAME` finds them.
+`select-sim run --format NAME` finds them; recordings consist of several files (`recordings.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from xxhash import xxh3_64_intdigest
 
 from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
 from select_service.simulator.openai_log import read_openai
-from select_service.simulator.recordings import read_recording
 from select_service.simulator.trace_lines import BadTrace, decoded, numbered
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
+    "FORMATS",
     "MOONCAKE_BLOCK",
     "READERS",
     "RECORDING",
@@ -328,8 +328,9 @@ READERS: Final[dict[str, TraceReader]] = {
     "agents": read_agents,
     "mooncake": read_mooncake,
     "openai": read_openai,
-    RECORDING: read_recording,
 }
+
+FORMATS: Final = tuple(sorted((*READERS, RECORDING)))
 
 WITH_TARGETS: Final = frozenset({"openai", RECORDING})
 """Formats in which a request may have a target of its own."""

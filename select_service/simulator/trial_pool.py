@@ -205,6 +205,8 @@ class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _Running:
+    """A request that a rank computes, and then decodes."""
+
     __slots__ = ("ask", "blocks", "prefilled", "queued", "rank", "started")
 
     def __init__(
@@ -218,17 +220,6 @@ class _Running:
         self.prefilled = False
 
 
-class _Rank:
-    __slots__ = ("blocks", "free_at", "prefill", "prefilling", "requests")
-
-    def __init__(self) -> None:
-        self.free_at = 0.0  # when all prompts booked so far are computed
-        self.prefill = 0
-        self.blocks = 0
-        self.requests = 0
-        self.prefilling = 0
-
-
 class ComputingPool(RecordedPool):
     """Ranks that compute prompts one after another and decode with unlimited batches.
 
@@ -240,7 +231,8 @@ class ComputingPool(RecordedPool):
         limits = SaturationLimits(settings.target_ttft_s)
         super().__init__(limits, prior_tokens_per_s=settings.prefill_tokens_per_s)
         self.settings = settings
-        self._ranks = [_Rank() for _ in range(settings.ranks)]
+        self._booked = [RecordedRankLoad()] * settings.ranks
+        self._free_at = [0.0] * settings.ranks  # when all prompts booked so far are computed
         self._events: list[tuple[float, int, _Running]] = []
         self._order = 0
         for slot in range(settings.ranks):
@@ -248,20 +240,15 @@ class ComputingPool(RecordedPool):
 
     def place(self, ask: AdmissionRequest, now: float) -> float:
         """Place a request on the least loaded rank; returns the time of its first token."""
-        settings = self.settings
-        number = min(range(len(self._ranks)), key=lambda one: self._ranks[one].free_at)
-        rank = self._ranks[number]
+        settings, free_at = self.settings, self._free_at
+        rank = min(range(settings.ranks), key=free_at.__getitem__)
         blocks = -(-(ask.tokens + ask.output_tokens) // settings.block_size)
-        running = _Running(ask, number, blocks, now, rank.prefill)
-        rank.free_at = max(rank.free_at, now) + ask.work / settings.prefill_tokens_per_s
-        rank.prefill += ask.work
-        rank.blocks += blocks
-        rank.requests += 1
-        rank.prefilling += 1
+        running = _Running(ask, rank, blocks, now, int(self._booked[rank].prefill_tokens))
+        free_at[rank] = max(free_at[rank], now) + ask.work / settings.prefill_tokens_per_s
         self.began(ask.tenant_id)
-        self._tell(number, now)
-        self._at(rank.free_at, running)
-        return rank.free_at
+        self._change(rank, RecordedRankLoad(ask.work, blocks, 1, 1), now)
+        self._at(free_at[rank], running)
+        return free_at[rank]
 
     def _at(self, when: float, running: _Running) -> None:
         self._order += 1
@@ -274,22 +261,23 @@ class ComputingPool(RecordedPool):
     def step(self) -> float:
         """Process the next event; returns its time."""
         now, _, running = heappop(self._events)
-        rank = self._ranks[running.rank]
+        ask, rank = running.ask, running.rank
         if not running.prefilled:
             running.prefilled = True
-            rank.prefill -= running.ask.work
-            rank.prefilling -= 1
-            self.prefilled(running.rank, running.ask.work, running.started, now, running.queued)
-            self._tell(running.rank, now)
-            self._at(now + running.ask.output_tokens * self.settings.output_token_s, running)
+            self.prefilled(rank, ask.work, running.started, now, running.queued)
+            self._change(rank, RecordedRankLoad(prefill_tokens=-ask.work, prefilling=-1), now)
+            self._at(now + ask.output_tokens * self.settings.output_token_s, running)
             return now
-        rank.blocks -= running.blocks
-        rank.requests -= 1
-        self._tell(running.rank, now)
-        self.ended(running.ask.tenant_id, running.started)
+        self._change(rank, RecordedRankLoad(decode_blocks=-running.blocks, requests=-1), now)
+        self.ended(ask.tenant_id, running.started)
         return now
 
-    def _tell(self, number: int, now: float) -> None:
-        rank = self._ranks[number]
-        load = RecordedRankLoad(rank.prefill, rank.blocks, rank.requests, rank.prefilling)
-        self.note(number, load, now)
+    def _change(self, rank: int, by: RecordedRankLoad, now: float) -> None:
+        """Add to the load of a rank."""
+        load = self._booked[rank] = RecordedRankLoad(
+            self._booked[rank].prefill_tokens + by.prefill_tokens,
+            self._booked[rank].decode_blocks + by.decode_blocks,
+            self._booked[rank].requests + by.requests,
+            self._booked[rank].prefilling + by.prefilling,
+        )
+        self.note(rank, load, now)

@@ -29,7 +29,7 @@ from indexer.edge.recovery import read_event
 from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
 from indexer.errors import BadDump
 from indexer.types import U64_MASK, StreamLimits
-from select_service.core.recording.decoder import BadRecording
+from select_service.core.recording.decoder import BadRecording, RecordedFile
 from select_service.core.recording.items import FRAME, LENGTH, OPENING
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.core.replication.message_codec import (
@@ -53,7 +53,7 @@ from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
 from select_service.settings import FieldValidation
 from select_service.simulator.recording_replay import replay
-from select_service.simulator.recordings import read_recording
+from select_service.simulator.recordings import requests_in
 from tests.indexer.encoding import comparable
 
 MEMORY: Final = "/dev/shm"  # where there is one, files cost nothing
@@ -209,7 +209,8 @@ def recordings(data: bytes) -> None:
         replay([path], {"overlap_score_credit": 0.5})
     path.write_bytes(data)
     with suppress(BadRecording), path.open("rb") as file:
-        list(read_recording(file, 4))
+        recorded = RecordedFile(file.read, "recording")
+        list(requests_in(((recorded, item) for item in recorded), 4))
 
 
 def _readers() -> Iterator[tuple[Any, Any, Any]]:

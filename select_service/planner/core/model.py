@@ -94,7 +94,7 @@ class PlannedModel(ModelNeeds):
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
     ) -> ModelReport:
         """Run the slow loop for this model; the next look is in `look_s` seconds."""
-        told = ModelReport(str(self.key))
+        told = ModelReport()
         steps = self._look_ahead(interval_s, look_s)
         if self._began is None:
             self._began = now - interval_s
@@ -272,7 +272,7 @@ class PlannedModel(ModelNeeds):
 
     def react(self, load: Load, now: float, look_s: float) -> ModelReport:
         """Run the fast loop for this model."""
-        told = ModelReport(str(self.key))
+        told = ModelReport()
         if load.is_counted:
             self._count(load.requests, load.seconds, now - load.ago_s)
             self._span_s = load.seconds or self._span_s

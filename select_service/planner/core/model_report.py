@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class ModelReport:
     """One model's part of a decision, in words and terms."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.reasons: list[str] = []
         self.infeasible: list[str] = []
         self.terms: dict[str, float] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.reactive import QueueMonitor
+from select_service.planner.core.reactive import QueueGrowth
 from select_service.planner.core.stabilization_window import StabilizationWindow, StartTime
 from select_service.planner.types import PoolState
 
@@ -54,7 +54,7 @@ class PlannedPool:
         self.fast: int | None = None
         self.surge_why = ""
         """The reason for `fast`, in words."""
-        self.prefills, self.decodes = QueueMonitor(), QueueMonitor()
+        self.prefills, self.decodes = QueueGrowth(), QueueGrowth()
         self.engines = 0.0
         self.why = ""
         """Why `slow` is not what the plan needs, in words; empty: it is."""

@@ -91,15 +91,16 @@ class ArrivalRate:
         return found
 
 
-class GrowthRate:
-    """The growth rate of a quantity, smoothed over looks."""
+class QueueGrowth:
+    """How fast one pool's queue grows: prompts to compute, or live requests beyond their ITL."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._at = 0.0
         self.per_s = 0.0
+        """Smoothed over looks."""
 
-    def hear(self, value: float, at: float) -> None:
+    def _hear(self, value: float, at: float) -> None:
         """Add what was measured at a time; measurements not later than the last say nothing."""
         if self._last is not None:
             if at <= self._at:
@@ -108,16 +109,9 @@ class GrowthRate:
             self.per_s += (1 - _MEMORY) * (growth - self.per_s)
         self._last, self._at = value, at
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Restart after the quantity was not seen."""
         self._last, self.per_s = None, 0.0
-
-
-class QueueMonitor:
-    """Watches one pool's queue: prompts to compute, or live requests beyond their ITL."""
-
-    def __init__(self) -> None:
-        self._growth = GrowthRate()
 
     def prefill(
         self,
@@ -145,16 +139,16 @@ class QueueMonitor:
         """
         tokens = number_of(load.prefill_backlog_tokens)
         if tokens is None or isl <= 0:
-            self._growth.forget()
+            self._forget()
             return None
         one_s = surface.prefill.ttft_ms(isl) / 1e3
         work_s = tokens / isl * one_s
-        self._growth.hear(work_s, now - load.ago_s)
+        self._hear(work_s, now - load.ago_s)
         spare_s = (target_ms - surface.prefill.latency_ms) / 1e3 - one_s
         spare_s = max(spare_s, 0.1 * target_ms / 1e3)
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
             return None  # chance
-        growth = self._growth.per_s
+        growth = self.per_s
         # in engines: all that are ready compute
         work = max(0.0, ready + growth) if arriving is None else arriving * one_s
         return Surge(
@@ -178,9 +172,9 @@ class QueueMonitor:
         """Return the surge shown by live requests; None: they keep the ITL, or are unknown."""
         live, context = number_of(load.concurrency), number_of(load.context_tokens)
         if live is None or not context or osl <= 0:
-            self._growth.forget()
+            self._forget()
             return None
-        self._growth.hear(live, now - load.ago_s)
+        self._hear(live, now - load.ago_s)
         if load.is_counted:
             return None  # live requests were counted on arrival
         best = surface.decode.best(itl_ms, context)
@@ -188,12 +182,12 @@ class QueueMonitor:
         if best is None or live <= best.concurrency * engines:
             return None
         done = rate_ended(surface, live, context, osl=osl, engines=engines)
-        rate = max(0.0, done + self._growth.per_s)
+        rate = max(0.0, done + self.per_s)
         return Surge(
             rate,
             0.0,
             f"{live:.0f} live requests of {context:.0f} tokens on {ready} {units}s, growing by "
-            f"{self._growth.per_s:+.1f} a second; {best.concurrency:.1f} per {units} keep the ITL",
+            f"{self.per_s:+.1f} a second; {best.concurrency:.1f} per {units} keep the ITL",
         )
 
 

@@ -165,7 +165,7 @@ class EngineDrain:
         ours = {id_: one for id_, one in workers.items() if one.role == pool.role}
         if pods is None:
             told = await self._selectors.candidates(pool, count)
-            return [one.worker_id for one in told if one.worker_id in ours]
+            return [one for one in told if one in ours]
         there = await pods.there()
         homes = Homes(there)
         if pods.go_by_ordinal:
@@ -177,7 +177,7 @@ class EngineDrain:
             most = count * max((len(_ids(one)) for one in ours.values()), default=1)
             told = await self._selectors.candidates(pool, most + len(ours) - len(housed))
             at = {id_: one for one in housed.values() for id_ in _ids(one)}
-            found = list(dict.fromkeys(at[one.worker_id] for one in told if one.worker_id in at))
+            found = list(dict.fromkeys(at[one] for one in told if one in at))
         if there and not any(homes.of(one.host) for one in workers.values()):
             raise ConnectorError(
                 "none of its workers has the address or the name of one of its pods"

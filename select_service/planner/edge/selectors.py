@@ -58,15 +58,12 @@ class MergedWorker(NamedTuple):
     """Other workers in the same pod, which go when it goes."""
 
 
-class DrainCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that is cheap to lose."""
-
+class _Candidate(msgspec.Struct):
     worker_id: int
-    drains: bool = False
 
 
 class _Candidates(msgspec.Struct):
-    candidates: list[DrainCandidate]
+    candidates: list[_Candidate]
 
 
 class SelectorFleet:
@@ -160,7 +157,7 @@ class SelectorFleet:
             raise SelectorError(errors)
         return found
 
-    async def candidates(self, pool: PoolKey, count: int) -> list[DrainCandidate]:
+    async def candidates(self, pool: PoolKey, count: int) -> list[int]:
         """Return the cheapest workers to lose, draining ones first, by the selector listing most.
 
         Raises:
@@ -169,7 +166,8 @@ class SelectorFleet:
         most = min(count, CANDIDATES_MAX)
         path = f"/scale_down_candidates?{_scope(pool.model)}&role={pool.role}&count={most}"
         pages, _ = await self._of_any(path, _Candidates)
-        return max((page.candidates for page in pages), key=len)
+        most_told = max((page.candidates for page in pages), key=len)
+        return [one.worker_id for one in most_told]
 
     async def in_flight(self, worker_id: int) -> str:
         """Return the work in flight on a draining worker, in words; empty: none.

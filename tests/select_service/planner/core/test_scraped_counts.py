@@ -69,7 +69,7 @@ def test_a_queue_that_was_scraped_once_does_not_grow_at_every_look() -> None:
         for ago_s in (1.0, 6.0, 11.0):
             load = scraped(450.0) if ago_s == 1.0 else nothing_new(ago_s)
             run.fast(replace(load, prefill_backlog_tokens=Value(1e5 + 15e3 * step)))
-    growth = fleet.pools[0].prefills._growth.per_s
+    growth = fleet.pools[0].prefills.per_s
     one_s = fleet.surface.prefill.ttft_ms(3000.0) / 1e3
     assert growth == pytest.approx(1e3 / 3000.0 * one_s, rel=0.05)
 
