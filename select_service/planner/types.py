@@ -166,6 +166,11 @@ class Target(Struct, frozen=True):
     role: Role
     replicas: int
 
+    @classmethod
+    def of(cls, pool: PoolKey, replicas: int) -> Target:
+        """Return the target of a pool."""
+        return cls(pool.model.model_name, pool.model.tenant_id, pool.role, replicas)
+
     @property
     def pool(self) -> PoolKey:
         """Whose they are."""

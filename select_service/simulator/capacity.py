@@ -20,8 +20,8 @@ from select_service.simulator.comparison import as_text, base_of, perform
 from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.page import folded, page, table
 from select_service.simulator.progress_bar import progress_bar
-from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.run_command import MEASURING, policies_of, write_json
+from select_service.simulator.results import expect_writable
+from select_service.simulator.run_command import MEASURING, deliver, policies_of
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import WORKERS_MAX, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
@@ -210,22 +210,20 @@ def execute(args: Namespace) -> int:
     )
     head, rows = table_of(result)
     sys.stdout.write(f"{verdict(result)}\n{as_text(head, rows)}")
-    if options.out is not None:
-        write_json(options.out, result)
-    if options.report is not None:
-        body = [
-            table(head, rows),
-            "<p>Means over seeds ± 95 % of Student's t; one seed has no interval.</p>",
-            folded(
-                "Settings",
-                "Of the first search; others differ in policy, seed and load.",
-                settings,
-            ),
-        ]
-        title = "select-sim: SLO capacity" if not by_workers else "select-sim: workers for targets"
-        whole = page(title, body, verdict=verdict(result), command_line=args.command_line)
-        write_whole(options.report, whole.encode())
+    deliver(options, result, lambda: _page(result, table(head, rows), args.command_line))
     return 0
+
+
+def _page(result: Capacities, told: str, command_line: str) -> str:
+    """Return an HTML page: the table, and the settings."""
+    about = "Of the first search; others differ in policy, seed and load."
+    body = [
+        told,
+        "<p>Means over seeds ± 95 % of Student's t; one seed has no interval.</p>",
+        folded("Settings", about, result.settings),
+    ]
+    what = "workers for targets" if result.find == "workers" else "SLO capacity"
+    return page(f"select-sim: {what}", body, verdict=verdict(result), command_line=command_line)
 
 
 def _expect_targets(settings: SimulationSettings) -> None:

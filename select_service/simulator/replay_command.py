@@ -15,8 +15,8 @@ from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replay_report import html_of
 from select_service.simulator.replay_text import as_text, missing
-from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.run_command import write_json
+from select_service.simulator.results import expect_writable
+from select_service.simulator.run_command import deliver
 from select_service.simulator.settings import weights_with
 from select_service.types import RouterConfig
 
@@ -61,10 +61,7 @@ def execute(args: Namespace) -> int:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
     else:
         sys.stdout.write(as_text(told))
-    if options.out is not None:
-        write_json(options.out, told)
-    if options.report is not None:
-        write_whole(options.report, html_of(told, args.command_line).encode())
+    deliver(options, told, lambda: html_of(told, args.command_line))
     for gap in told.missing if told.is_damaged else ():
         sys.stderr.write(f"select-sim replay: missing: {missing(gap)}\n")
     if not told.is_same:

@@ -28,7 +28,9 @@ from select_service.standard_output import definitions
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
+    from select_service.simulator.command_options import ReplayOptions, RunsOptions
     from select_service.simulator.settings import SimulationSettings
 
 MEASURING: Final = "measuring the capacity"
@@ -57,10 +59,7 @@ def execute(args: Namespace) -> int:
     if rows:
         sys.stdout.write(f"\n{as_text(head, rows)}")
     sys.stdout.write(f"\n{definitions('columns', legend(result))}\n")
-    if options.out is not None:
-        write_json(options.out, result)
-    if options.report is not None:
-        write_whole(options.report, html_of(result, args.command_line).encode())
+    deliver(options, result, lambda: html_of(result, args.command_line))
     return 0
 
 
@@ -99,10 +98,15 @@ def loaded(
     return at_load(settings, load, capacity), capacity
 
 
-def write_json(path: str, result: msgspec.Struct) -> None:
-    """Write results as JSON for people and programs.
+def deliver(
+    options: RunsOptions | ReplayOptions, result: msgspec.Struct, page: Callable[[], str]
+) -> None:
+    """Write results to the files that were asked for, as JSON and as a page.
 
     Raises:
         NotWritten: they could not be.
     """
-    write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if options.out is not None:
+        write_whole(options.out, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if options.report is not None:
+        write_whole(options.report, page().encode())

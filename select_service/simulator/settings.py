@@ -121,16 +121,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             kv_tokens = int(measured.max_kv_tokens)
         if self.kv_tokens is not None:
             kv_tokens = self.kv_tokens
-        settings = EngineSettings(
-            latency,
-            kv_tokens,
-            self.step_tokens_max,
-            self.sequences_max,
-            self.host_tokens,
-            self.host_token_s,
-            self.disk_tokens,
-            self.disk_token_s,
-        )
+        others = {name: getattr(self, name) for name in _LIMITS}
+        settings = EngineSettings(latency, kv_tokens, **others)
         settings.check()
         return settings
 
@@ -147,6 +139,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _TIMES: Final = AnalyticLatency.__slots__
+_LIMITS: Final = tuple(set(EngineSettings.__slots__) - {"latency", "kv_tokens"})
 _ENGINE: Final = EngineSpec.__struct_fields__
 
 

@@ -27,8 +27,8 @@ from select_service.simulator.comparison import (
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.progress_bar import progress_bar
-from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.run_command import loaded, write_json
+from select_service.simulator.results import expect_writable
+from select_service.simulator.run_command import deliver, loaded
 from select_service.simulator.runs import run
 from select_service.simulator.settings import SimulationSettings, peer_of, weights_with
 from select_service.simulator.statistics import Estimate
@@ -94,11 +94,8 @@ def execute(args: Namespace) -> int:
     candidates = _judged([*points, {}], variants, groups, aims)
     head, rows = _table(candidates, aims)
     sys.stdout.write(as_text(head, rows))
-    if options.out is not None:
-        write_json(options.out, Sweep(settings=settings, aims=aims, candidates=candidates))
-    if options.report is not None:
-        text = _page(settings, candidates, aims, table(head, rows), args.command_line)
-        write_whole(options.report, text.encode())
+    result = Sweep(settings=settings, aims=aims, candidates=candidates)
+    deliver(options, result, lambda: _page(result, table(head, rows), args.command_line))
     return 0
 
 
@@ -200,14 +197,9 @@ def _table(
     return head, rows
 
 
-def _page(
-    settings: SimulationSettings,
-    candidates: Sequence[SweepResult],
-    aims: Sequence[str],
-    told: str,
-    command_line: str,
-) -> str:
+def _page(result: Sweep, told: str, command_line: str) -> str:
     """Return an HTML page: the table, and plots of each further aim against the first."""
+    candidates, aims = result.candidates, result.aims
     kinds = {
         "on the front": [one for one in candidates if one.is_on_front],
         "beaten": [one for one in candidates if not one.is_on_front],
@@ -236,7 +228,7 @@ def _page(
         "interval is no finding.</p>",
         key(kinds),
         *map(figure, plots),
-        folded("Settings", "Of all but what is varied.", settings),
+        folded("Settings", "Of all but what is varied.", result.settings),
     ]
     best = min(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
     label, _, scale, digits = METRICS[aims[0]]

@@ -109,7 +109,7 @@ class FleetPlan:
             more = min(one.replicas - held[one.pool], max(left, 0) // gpus[one.pool])
             if more:
                 left -= more * gpus[one.pool]
-                found.append(_target(one.pool, held[one.pool] + more))
+                found.append(Target.of(one.pool, held[one.pool] + more))
         return found
 
     def _pools(self) -> list[tuple[PlannedModel, PlannedPool]]:
@@ -159,7 +159,7 @@ class FleetPlan:
             if counts[one.pool] < one.wanted
         ]
         return ScalingDecision(
-            targets=tuple(_target(one.pool, counts[one.pool]) for one in needs),
+            targets=tuple(Target.of(one.pool, counts[one.pool]) for one in needs),
             reasons=tuple(reasons),
             infeasible=tuple(text for one in told for text in one.infeasible),
             gpus=unread + sum(counts[one.pool] * one.gpus for one in needs),
@@ -173,7 +173,3 @@ def _need(model: PlannedModel, pool: PlannedPool, wanted: int) -> PoolNeed:
     engines = (pool.engines if is_planned else 0.0) or float(wanted)
     settings = pool.settings
     return PoolNeed(pool.key, settings.gpus, settings.least, wanted, engines, model.weight)
-
-
-def _target(pool: PoolKey, replicas: int) -> Target:
-    return Target(pool.model.model_name, pool.model.tenant_id, pool.role, replicas)

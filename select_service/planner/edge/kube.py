@@ -51,6 +51,23 @@ class KubeAnswer(msgspec.Struct, frozen=True):
             raise ConnectorError(f"{what}: {error}") from error
 
 
+class _Spec(msgspec.Struct, frozen=True):
+    replicas: int = 0
+
+
+class _Status(msgspec.Struct, rename="camel", frozen=True):
+    replicas: int | None = None
+    ready_replicas: int | None = None
+    selector: str = ""
+
+
+class Scaled(msgspec.Struct, frozen=True):
+    """A scale, or an object that has one; other fields are ignored."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
 class Kube:
     """One API server.
 

@@ -32,6 +32,7 @@ from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.observation import ISL_EDGES
 from select_service.simulator.core.requests import ClientRequest, chain_of
+from select_service.simulator.traces import TraceWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -129,28 +130,6 @@ class Result:
         return self.in_time / self.requests if self.requests else 1.0
 
 
-class _Trace:
-    """Requests for the cluster."""
-
-    block_size = _BLOCK
-
-    def __init__(self, requests: Iterable[TracedRequest]) -> None:
-        self._requests = iter(enumerate(requests))
-
-    def next(self) -> ClientRequest | None:
-        """See Workload."""
-        found = next(self._requests, None)
-        if found is None:
-            return None
-        number, one = found
-        isl, osl = max(1, round(one.isl)), max(1, round(one.osl))
-        return ClientRequest(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=chain_of())
-
-    def after(self, outcome: RequestOutcome) -> Iterable[ClientRequest]:
-        """Nothing follows."""
-        return ()
-
-
 class TraceReplay:
     """One policy on one trace.
 
@@ -199,7 +178,7 @@ class TraceReplay:
                 sample_s=1e9,
             ),
             router,
-            _Trace(self._requests),
+            self._workload(),
         )
         for pool, count in zip(_POOLS.values(), start or settings.start, strict=True):
             for _ in range(count):
@@ -212,6 +191,19 @@ class TraceReplay:
         cluster.finish(end + _DRAIN_S)
         cluster.check()
         return _judged(turn.result, cluster.outcomes, settings)
+
+    def _workload(self) -> TraceWorkload:
+        requests = [
+            ClientRequest(
+                number=number,
+                arrival=one.at_s,
+                isl=max(1, round(one.isl)),
+                osl=max(1, round(one.osl)),
+                blocks=chain_of(),
+            )
+            for number, one in enumerate(self._requests)
+        ]
+        return TraceWorkload(requests, _BLOCK, random.Random(0))
 
 
 class _Turn:

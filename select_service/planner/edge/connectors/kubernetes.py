@@ -13,11 +13,11 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from typing_extensions import override
 
 from select_service.planner.edge.connectors.connector import OneByOne
 from select_service.planner.edge.connectors.pods import Pods
+from select_service.planner.edge.kube import Scaled
 from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
@@ -40,22 +40,6 @@ _KNOWN: Final = {
 _COUNTING: Final = frozenset({"deployments", "statefulsets", "replicasets", "leaderworkersets"})
 """Kinds that report `readyReplicas` and omit it if it is 0. A scaling adapter does not have it."""
 _SHORT, _LONG = 2, 4
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    replicas: int = 0
-
-
-class _Status(msgspec.Struct, rename="camel", frozen=True):
-    replicas: int | None = None
-    ready_replicas: int | None = None
-
-
-class _Scaled(msgspec.Struct):
-    """A scale, or an object that has one; other fields are ignored."""
-
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
 
 
 def path_of(resource: str, namespace: str) -> str:
@@ -152,7 +136,7 @@ class KubernetesConnector(OneByOne):
         return answer
 
 
-def _scaled(answer: KubeAnswer, path: str) -> _Scaled:
+def _scaled(answer: KubeAnswer, path: str) -> Scaled:
     if answer.status == _NOT_FOUND:
         raise ConnectorError(f"{path}: there is none (404): a wrong name, or it has no /scale")
-    return answer.read(path, _Scaled)
+    return answer.read(path, Scaled)

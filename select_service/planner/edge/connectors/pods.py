@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from select_service.planner.edge.http_answers import OK
+from select_service.planner.edge.kube import Scaled
 from select_service.planner.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -68,14 +69,6 @@ class _Pods(msgspec.Struct):
     items: list[PodSummary] | None = None  # Go writes an empty list as null
 
 
-class _ScaleStatus(msgspec.Struct, frozen=True):
-    selector: str = ""
-
-
-class _Scale(msgspec.Struct, frozen=True):
-    status: _ScaleStatus = _ScaleStatus()
-
-
 class Homes:
     """Finds the pod of a worker's host, among some pods."""
 
@@ -117,7 +110,7 @@ class Pods:
             ConnectorError: the resource does not name its pods, or they may not be read.
         """
         answer = await self._ask("GET", f"{self._path}/scale", None)
-        labels = answer.read(f"{self._path}/scale", _Scale).status.selector
+        labels = answer.read(f"{self._path}/scale", Scaled).status.selector
         if not labels:
             raise ConnectorError(f"{self._path}/scale names no selector of its pods")
         path = f"{self._folder}?labelSelector={quote(labels)}"

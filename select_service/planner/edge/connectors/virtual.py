@@ -114,10 +114,7 @@ class VirtualConnector:
     def _issue(self, reason: str) -> None:
         self.decision_id += 1
         self._issued_at, self._is_open = self._clock(), True
-        every = [
-            Target(pool.model.model_name, pool.model.tenant_id, pool.role, count)
-            for pool, count in self._asked.items()
-        ]
+        every = [Target.of(pool, count) for pool, count in self._asked.items()]
         self.decision = Issued(self.decision_id, self._wall(), every, reason)
         self._changed.set()
         self._changed = asyncio.Event()
