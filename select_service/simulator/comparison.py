@@ -7,13 +7,16 @@ is a fraction of either's own.
 
 from __future__ import annotations
 
+import os
 import signal
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
-from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from select_service.simulator.core.measures import Measures, RunPart
 from select_service.simulator.core.rivals import BEYOND
@@ -24,11 +27,13 @@ from select_service.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
-    from ctypes import Array, c_double
+
+    from select_service.core.columns import Floats
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # nosec B108 - a directory of its own
 _REDRAWN_S: Final = 0.2
 """Between two looks at how far the tasks of other processes are."""
 
@@ -102,9 +107,13 @@ def perform(
     """
     if jobs <= 1 or len(tasks) == 1:
         return [_one(do, task, at, progress) for at, task in enumerate(tasks)]
-    shares = RawArray("d", len(tasks))  # in the memory of all processes: what is done of each
-    with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_join, initargs=(shares,)) as pool:
-        running = [pool.submit(_in_the_pool, do, task, at) for at, task in enumerate(tasks)]
+    with (
+        TemporaryDirectory(dir=_memory()) as folder,
+        ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_ctrl_c_to_others) as pool,
+    ):
+        shares = Path(folder, "shares")
+        np.zeros(len(tasks)).tofile(shares)
+        running = [pool.submit(_in_the_pool, do, task, at, shares) for at, task in enumerate(tasks)]
         try:
             _watch(running, shares, progress)
         except BaseException:  # including Ctrl-C: do not wait for runs whose results are lost
@@ -117,33 +126,38 @@ def perform(
 
 
 def _watch(
-    running: Sequence[Future[Result]], shares: Array[c_double], progress: Callable[[float], None]
+    running: Sequence[Future[Result]], shares: Path, progress: Callable[[float], None]
 ) -> None:
     """Tell how far the tasks are, until all are done or one has failed."""
-    pending = set(running)
+    pending, done_of_each = set(running), _mapped(shares)
     while pending:
         done, pending = wait(pending, _REDRAWN_S, FIRST_COMPLETED)
         for one in done:
             one.result()
-        progress(sum(shares))
+        progress(float(done_of_each.sum()))
 
 
-_shared: list[Array[c_double]] = []
-"""In a process of the pool: what is done of each task, of all processes."""
+def _memory() -> str | None:
+    """Return where files are memory, which a pool needs anyway; None: where others put theirs."""
+    return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
 
 
-def _join(shares: Array[c_double]) -> None:
-    """Begin a process of the pool; Ctrl-C reaches all, and who started us ends us."""
+def _mapped(shares: Path) -> Floats:
+    """Return of each task the share that is done, in the memory of all processes."""
+    return np.memmap(shares, np.float64, "r+")
+
+
+def _leave_ctrl_c_to_others() -> None:
+    """Do nothing about it in a process of the pool: it reaches all, and who started us ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _shared.append(shares)
 
 
 def _in_the_pool(
-    do: Callable[[Task, Callable[[float], None] | None], Result], task: Task, at: int
+    do: Callable[[Task, Callable[[float], None] | None], Result], task: Task, at: int, shares: Path
 ) -> Result:
-    (shares,) = _shared
-    result = do(task, partial(shares.__setitem__, at))
-    shares[at] = 1.0
+    mapped = _mapped(shares)
+    result = do(task, partial(mapped.__setitem__, at))
+    mapped[at] = 1.0
     return result
 
 
