@@ -1,6 +1,7 @@
 """Lives of a service over one directory, and disks that refuse."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,35 @@ from select_service.edge.driver.driver import Driver
 from tests import wait
 from tests.select_service.edge.serving import PROMPT, SETTINGS
 
-Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
 
-
-def life(tmp_path: Path, use: Use, *, kill: bool = False, **settings: Any) -> None:
+@contextlib.asynccontextmanager
+async def life(
+    tmp_path: Path, *, kill: bool = False, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Driver]]:
     """One life of a service over the directory; killed, it writes and says no more."""
+    chosen = replace(SETTINGS, state_dir=str(tmp_path), **settings)
+    service = create_driver(chosen)
+    try:
+        await service.start()
+        transport = httpx.ASGITransport(create_app(service, chosen))
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            yield client, service
+            service.core.check()
+    finally:
+        if kill:
+            assert service.keeper is not None
+            service.keeper.journal._changes = None
+        await service.close()
+
+
+def living(
+    tmp_path: Path, use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]], **settings: Any
+) -> None:
+    """Run `use` in such a life."""
 
     async def run() -> None:
-        chosen = replace(SETTINGS, state_dir=str(tmp_path), **settings)
-        service = create_driver(chosen)
-        try:
-            await service.start()
-            transport = httpx.ASGITransport(create_app(service, chosen))
-            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-                await use(client, service)
-                service.core.check()
-        finally:
-            if kill:
-                assert service.keeper is not None
-                service.keeper.journal._changes = None
-            await service.close()
+        async with life(tmp_path, **settings) as (client, service):
+            await use(client, service)
 
     wait.run(run())
 

@@ -22,11 +22,11 @@ from select_service.types import ReservationRequest
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, post
+from tests.select_service.edge.state.lives import body, life, living, post
 from tests.wait import until
 
 
-@run_by(life, "tmp_path")
+@run_by(living, "tmp_path")
 async def test_no_answer_before_the_disk_has_it(client: httpx.AsyncClient, service: Driver) -> None:
     assert service.keeper is not None
     await post(client, "/workers", worker(1))
@@ -47,12 +47,15 @@ async def test_no_answer_before_the_disk_has_it(client: httpx.AsyncClient, servi
 
 
 @pytest.mark.parametrize("durability", list(Durability))
-def test_a_disk_that_stands_still_is_one_that_refuses(
+async def test_a_disk_that_stands_still_is_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     """Nobody waits for ever; what was refused is not there when the disk moves again."""
-
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    # who need not wait is told at once, and what is not on disk is written when we say so
+    async with life(tmp_path, durability=durability, durability_window_s=3600.0) as (
+        client,
+        service,
+    ):
         assert service.keeper is not None
         await post(client, "/workers", worker(1))
         await post(client, "/reservations", body("old", worker_id=1))
@@ -77,28 +80,21 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
         disk.goes_on()
         await disk.heals()
         assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
-        kept.extend((*told, "new"))
-
-    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        kept = {*told, "new"}
+    async with life(tmp_path) as (_, service):
         live = {
             one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10)
         }
-        assert live == set(kept)
-
-    kept: list[str] = []
-    # who need not wait is told at once, and what is not on disk is written when we say so
-    life(tmp_path, first, durability=durability, durability_window_s=3600.0)
-    life(tmp_path, second)
+        assert live == kept
     assert len(kept) == (2 if durability is Durability.STRICT else 5)
 
 
-def test_a_process_that_stood_still_is_no_disk_that_does(
+async def test_a_process_that_stood_still_is_no_disk_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped, frozen with its container, moved with its machine: the writer was, too."""
     monkeypatch.setattr(journal_module, "LAST_CHANCE", 1e4, raising=False)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, state_stall_s=0.05) as (client, service):
         await post(client, "/workers", worker(1))
         disk = Disk(service, monkeypatch)
         disk.moves.clear()
@@ -109,39 +105,31 @@ def test_a_process_that_stood_still_is_no_disk_that_does(
         assert (await booking).status_code == 201
         assert disk.journal.stalls == 0
 
-    life(tmp_path, use, state_stall_s=0.05)
 
-
-def test_nobody_leaves_a_disk_that_stands_still_late(
+async def test_nobody_leaves_a_disk_that_stands_still_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process ends; the directory is let go of when the disk moves."""
-    disks: list[Disk] = []
-    writers: list[threading.Thread] = []
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (client, service):
         await post(client, "/workers", worker(1))
-        disks.append(Disk(service, monkeypatch))
-        disks[0].stops()
-        writers.extend(one for one in threading.enumerate() if one.name == "state-writer")
+        disk = Disk(service, monkeypatch)
+        disk.stops()
+        writers = [one for one in threading.enumerate() if one.name == "state-writer"]
         waits = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
-        await until(lambda: disks[0].journal.waiting or waits.done())
+        await until(lambda: disk.journal.waiting or waits.done())
         await service.close()
         assert (await waits).json()["code"] == "state_stalled"
-
-    async def again(_: httpx.AsyncClient, service: Driver) -> None:
-        assert len(service.core.catalog) == 1
-
-    life(tmp_path, use)
     with pytest.raises(StateDirUnusable, match="in use"):
-        life(tmp_path, again)
-    disks[0].goes_on()
+        async with life(tmp_path):
+            pytest.fail("it has started")
+    disk.goes_on()
     for writer in writers:
         writer.join()
-    life(tmp_path, again)
+    async with life(tmp_path) as (_, service):
+        assert len(service.core.catalog) == 1
 
 
-@run_by(life, "tmp_path", state_waiting_max=3)
+@run_by(living, "tmp_path", state_waiting_max=3)
 async def test_so_many_answers_wait_and_no_more(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +155,7 @@ async def test_so_many_answers_wait_and_no_more(
     assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
 
 
-@run_by(life, "tmp_path")
+@run_by(living, "tmp_path")
 async def test_a_refusal_keeps_nothing_of_those_who_heard_it(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,13 +175,12 @@ async def test_a_refusal_keeps_nothing_of_those_who_heard_it(
 
 
 @pytest.mark.parametrize("durability", list(Durability))
-def test_many_that_waited_are_answered_a_few_a_turn(
+async def test_many_that_waited_are_answered_a_few_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     """And nobody overtakes them: else what is refused would be kept."""
     monkeypatch.setattr(journal_module, "ANSWERS_PER_TURN", 1)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, durability=durability, durability_window_s=0.02) as (client, service):
         assert service.keeper is not None
         journal = service.keeper.journal
         await post(client, "/workers", worker(1))
@@ -214,8 +201,6 @@ def test_many_that_waited_are_answered_a_few_a_turn(
             assert all(one.done() for one in waits)
         await asyncio.gather(*waits)
 
-    life(tmp_path, use, durability=durability, durability_window_s=0.02)
-
 
 @pytest.mark.parametrize(
     ("code", "status", "name"),
@@ -224,10 +209,10 @@ def test_many_that_waited_are_answered_a_few_a_turn(
         (sqlite3.SQLITE_IOERR_FSYNC, 503, "state_unwritable"),
     ],
 )
-def test_a_disk_that_refuses(
+async def test_a_disk_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int, name: str
 ) -> None:
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, kill=True) as (client, service):
         await post(client, "/workers", worker(1))
         await post(client, "/reservations", body("old", worker_id=1))
         disk = Disk(service, monkeypatch)
@@ -252,21 +237,16 @@ def test_a_disk_that_refuses(
         await disk.heals()
         assert (await post(client, "/select_and_reserve", body("new"))).status_code == 200
         assert (await client.delete("/reservations/old")).status_code == 200
-
-    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (_, service):
         assert service.core.lifecycle.bookings.live("new") is not None
         assert len(service.core.lifecycle.bookings) == 1
 
-    life(tmp_path, first, kill=True)
-    life(tmp_path, second)
 
-
-def test_what_was_under_way_when_the_disk_refused(
+async def test_what_was_under_way_when_the_disk_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bookings are taken back; a booking acknowledged before is not, whatever hit it since."""
-
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, kill=True) as (client, service):
         await post(client, "/workers", worker(1))
         await post(client, "/reservations", body("old", worker_id=1))
         await post(client, "/reservations", body("ends", worker_id=1))
@@ -285,8 +265,7 @@ def test_what_was_under_way_when_the_disk_refused(
         assert (await client.delete("/reservations/ends")).status_code == 200
         booked = await post(client, "/reservations", body("new1", worker_id=1))
         assert booked.status_code == 201
-
-    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (_, service):
         bookings = service.core.lifecycle.bookings
         old = bookings.live("old")
         assert old is not None
@@ -294,11 +273,8 @@ def test_what_was_under_way_when_the_disk_refused(
         assert bookings.live("new1") is not None
         assert len(bookings) == 2
 
-    life(tmp_path, first, kill=True)
-    life(tmp_path, second)
 
-
-@run_by(life, "tmp_path")
+@run_by(living, "tmp_path")
 async def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,12 +309,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(where)], check=True)
 
 
-def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_really_full(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
     filler = small_disk / "filler"
     acknowledged: list[str] = []
-
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(small_disk / "state", kill=True) as (client, service):
         assert service.keeper is not None
         await post(client, "/workers", worker(1))
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -357,34 +334,35 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
         await until(lambda: journal.refusal is None)
         assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
         acknowledged.append("after")
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(small_disk / "state") as (client, service):
         assert (await client.get("/ready")).json()["state"]["damage"] == []
         bookings = service.core.lifecycle.bookings
         assert all(bookings.live(name) is not None for name in acknowledged)
         assert len(bookings) == len(acknowledged)
 
-    life(small_disk / "state", first, kill=True)
-    life(small_disk / "state", second)
 
-
-def test_a_life_begins_on_a_disk_that_is_full(
+async def test_a_life_begins_on_a_disk_that_is_full(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be why the one before has ended: what is known is served, as by one that runs."""
     monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
     filler, crashed = small_disk / "filler", small_disk / "crashed"
     names = [f"r{number}" for number in range(6)]
-
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+    async with life(small_disk / "state") as (client, _):
         await post(client, "/workers", worker(1))
         for name in names:  # pages that are in the log and beyond the end of the file
             hashes = [*range(4000)]
             one = body(name, worker_id=1, sequence_hashes=hashes, isl_tokens=64_000)
             assert (await post(client, "/reservations", one)).status_code == 201
         shutil.copytree(small_disk / "state", crashed)
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    shutil.rmtree(small_disk / "state")
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(b"0")
+    async with life(crashed) as (client, service):
         assert service.keeper is not None
         assert (await client.get("/ready")).json()["state"]["damage"] == []
         assert len(service.core.lifecycle.bookings) == len(names)
@@ -396,8 +374,7 @@ def test_a_life_begins_on_a_disk_that_is_full(
         filler.unlink()
         await until(lambda: journal.refusal is None)
         assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
-
-    async def third(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(crashed) as (client, service):
         assert (await client.get("/ready")).json()["state"]["damage"] == []
         assert {
             one for one in (*names, "after", "none") if service.core.lifecycle.bookings.live(one)
@@ -405,14 +382,3 @@ def test_a_life_begins_on_a_disk_that_is_full(
             *names,
             "after",
         }
-
-    life(small_disk / "state", first)
-    shutil.rmtree(small_disk / "state")
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(b"0")
-    life(crashed, second)
-    life(crashed, third)

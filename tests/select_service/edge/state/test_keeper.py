@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -18,33 +17,30 @@ from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.core.replication.replica import Replica
 from tests.select_service.edge.serving import SETTINGS, worker
-from tests.select_service.edge.state.lives import body, life, post
+from tests.select_service.edge.state.lives import body, life, living, post
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
-    answers: list[Any] = []
-
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+async def test_everything_comes_back(tmp_path: Path) -> None:
+    async with life(tmp_path, kill=True) as (client, _):
         for number in (1, 2):
             assert (await post(client, "/workers", worker(number))).status_code == 201
         await client.patch("/workers/2", json={"taints": ["gpu"]})
         chosen = await post(client, "/select_and_reserve", body("a", selection_id="s"))
         booked = await post(client, "/reservations", body("b", worker_id=2, lora_name="l"))
-        answers.extend((chosen.json(), booked.json()))
+        answers = [chosen.json(), booked.json()]
         await post(client, "/reservations/b/prefill_complete")
         await post(client, "/reservations/b/output_block", {})
         await post(client, "/reservations/b/output_block", {"decay_fraction": 0.25})
         await post(client, "/reservations", body("gone", worker_id=1))
         await client.delete("/reservations/gone")
-        answers.append((await client.get("/loads")).json())
-        answers.append((await client.get("/workers")).json())
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        assert (await client.get("/loads")).json() == answers[2]
-        assert (await client.get("/workers")).json() == answers[3]
+        loads = (await client.get("/loads")).json()
+        workers = (await client.get("/workers")).json()
+    async with life(tmp_path, kill=True) as (client, _):
+        assert (await client.get("/loads")).json() == loads
+        assert (await client.get("/workers")).json() == workers
         chosen = await post(client, "/select_and_reserve", body("a", selection_id="s"))
         booked = await post(client, "/reservations", body("b", worker_id=2, lora_name="l"))
-        assert [chosen.json(), booked.json()] == answers[:2], "a repeat gets the first answer"
+        assert [chosen.json(), booked.json()] == answers, "a repeat gets the first answer"
         other = await post(client, "/reservations", body("b", worker_id=1))
         assert other.status_code == 409
         assert (await client.delete("/reservations/gone")).status_code == 200
@@ -54,59 +50,43 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert (state["restored"]["reservation"], state["damage"]) == (3, [])
         for name in ("a", "b"):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
-        loads = (await client.get("/loads")).json()[0]["loads"]
-        assert all(not row["potential_decode_blocks"] for row in loads)
-
-    async def third(client: httpx.AsyncClient, service: Driver) -> None:
+        left = (await client.get("/loads")).json()[0]["loads"]
+        assert all(not row["potential_decode_blocks"] for row in left)
+    async with life(tmp_path) as (client, service):
         assert not len(service.core.lifecycle.bookings)
         for name in ("a", "b", "s", "gone"):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
 
-    life(tmp_path, first, kill=True)
-    life(tmp_path, second, kill=True)
-    life(tmp_path, third)
 
-
-def test_a_record_that_contradicted_its_scope_does_so_again(tmp_path: Path) -> None:
+async def test_a_record_that_contradicted_its_scope_does_so_again(tmp_path: Path) -> None:
     """Restored first, it would pin the scope's block size, and nobody else could be scheduled."""
-    before: list[Any] = []
-
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+    async with life(tmp_path, kill=True) as (client, _):
         for number in (1, 2):
             assert (await post(client, "/workers", worker(number))).status_code == 201
         booked = await post(client, "/reservations", body("a", worker_id=2))
         assert booked.status_code == 201
         changed = await client.patch("/workers/1", json={"block_size": 7})
         assert changed.json()["lifecycle"] == "incomplete"
-        before.append((await client.get("/workers")).json())
-        before.append((await client.get("/loads")).json())
-
-    async def second(client: httpx.AsyncClient, _: Driver) -> None:
-        assert (await client.get("/workers")).json() == before[0]
-        assert (await client.get("/loads")).json() == before[1]
+        workers = (await client.get("/workers")).json()
+        loads = (await client.get("/loads")).json()
+    async with life(tmp_path) as (client, _):
+        assert (await client.get("/workers")).json() == workers
+        assert (await client.get("/loads")).json() == loads
         state = (await client.get("/ready")).json()["state"]
         assert state["dropped"]["reservation"] == 0
         assert (await client.delete("/workers/2")).status_code == 200
-
-    async def third(client: httpx.AsyncClient, _: Driver) -> None:
+    async with life(tmp_path) as (client, _):
         alone = (await client.get("/workers")).json()
         assert [one["lifecycle"] for one in alone] == ["schedulable"], "nobody contradicts it"
 
-    life(tmp_path, first, kill=True)
-    life(tmp_path, second)
-    life(tmp_path, third)
 
-
-def test_who_we_are_stays(tmp_path: Path) -> None:
+async def test_who_we_are_stays(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-
-    async def note(_: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await service.settle()
-        seen.append((service.keeper.router_id, service.keeper.epoch))
-
     for _ in range(3):
-        life(tmp_path, note)
+        async with life(tmp_path) as (_, service):
+            assert service.keeper is not None
+            await service.settle()
+            seen.append((service.keeper.router_id, service.keeper.epoch))
     assert len({router_id for router_id, _ in seen}) == 1
     assert seen[0][0]
     epochs = [epoch for _, epoch in seen]
@@ -129,8 +109,8 @@ def test_epochs_ascend_whatever_is_put_back(last: int, wall: float, epoch: int) 
     assert next_epoch(last, wall) == epoch
 
 
-def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) -> None:
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) -> None:
+    async with life(tmp_path) as (client, service):
         for number in (1, 2):
             await post(client, "/workers", worker(number))
             await post(client, "/reservations", body(f"r{number}", worker_id=number))
@@ -139,8 +119,7 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
         # what it does is not written any more ...
         bookings.changes = bookings.freed.changes = None
         await client.delete("/workers/1")  # ... but that the worker goes is
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (client, service):
         state = (await client.get("/ready")).json()["state"]
         assert (state["restored"], state["dropped"]) == (
             state["restored"] | {"worker": 1, "reservation": 1},
@@ -149,39 +128,32 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
         assert (await client.delete("/reservations/r1")).status_code == 200, "ended with its rank"
         assert len(service.core.lifecycle.bookings) == 1
 
-    life(tmp_path, first)
-    life(tmp_path, second)
 
-
-@run_by(life, "tmp_path")
+@run_by(living, "tmp_path")
 async def test_two_processes_and_one_directory(*, tmp_path: Path) -> None:
     with pytest.raises(StateDirUnusable, match="in use"):
         create_driver(replace(SETTINGS, state_dir=str(tmp_path)))
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+async def test_damage_is_told(tmp_path: Path) -> None:
+    async with life(tmp_path) as (client, _):
         await post(client, "/workers", worker(1))
         for number in range(50):
             await post(client, "/reservations", body(f"r{number}", worker_id=1))
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        state = (await client.get("/ready")).json()["state"]
-        assert state["damage"]
-        assert state["rows_saved"] + state["rows_lost"] == 51
-        assert state["rows_lost"]
-
-    life(tmp_path, first)
     path = tmp_path / "state.db"
     data = bytearray(path.read_bytes())
     data[-100] ^= 0xFF
     path.write_bytes(data)
-    life(tmp_path, second)
+    async with life(tmp_path) as (client, _):
+        state = (await client.get("/ready")).json()["state"]
+        assert state["damage"]
+        assert state["rows_saved"] + state["rows_lost"] == 51
+        assert state["rows_lost"]
     assert (tmp_path / "state.db.corrupt").exists()
 
 
-def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+async def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
+    async with life(tmp_path, kill=True) as (client, _):
         await post(client, "/workers", worker(1))
         lease = {"owner": "me", "ttl_s": 30.0, "lease_id": "l"}
         assert (await post(client, "/leases", lease)).status_code == 201
@@ -191,8 +163,7 @@ def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
             assert booked.status_code == 201
         await post(client, "/reservations", body("own", worker_id=1, ttl_s=7.0))
         assert (await client.delete("/leases/closed")).status_code == 200
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (client, service):
         leases = (await client.get("/leases")).json()["leases"]
         assert [(one["lease_id"], one["owner"], one["reservations"]) for one in leases] == [
             ("l", "me", 1)
@@ -204,47 +175,38 @@ def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
         assert (await client.delete("/leases/l")).status_code == 200
         assert service.core.lifecycle.bookings.live("a") is None
 
-    life(tmp_path, first, kill=True)
-    life(tmp_path, second)
 
-
-def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
+async def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
     """The same publisher in its next life, with the same claims under the same numbers."""
     peer = f"tcp://127.0.0.1:{free_port()}"
-    names: list[set[tuple[str, int]]] = []
 
     def claims(service: Driver) -> set[tuple[str, int]]:
         own = service.core.lifecycle.announcer.claims.own.by_id
         return {(name, claim.born) for name, claim in own.items()}
 
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
         await post(client, "/workers", worker(1))
         for name in ("a", "b", "c"):
             await post(client, "/reservations", body(name, worker_id=1))
         await client.delete("/reservations/b")
         answer = await post(client, "/replica_sync/register_peer", {"endpoint": peer})
         assert answer.status_code == 201
-        names.append(claims(service))
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        assert claims(service) == names[0]
-        assert len(names[0]) == 2
+        told = claims(service)
+        assert len(told) == 2
+    async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
+        assert claims(service) == told
         announcer = service.core.lifecycle.announcer.claims
         assert service.keeper is not None
         assert announcer.outbox.epoch == service.keeper.epoch
         assert announcer.router_id == service.keeper.router_id
         assert (await client.get("/replica_sync/peers")).json() == [peer]
         await post(client, "/replica_sync/deregister_peer", {"endpoint": peer})
-
-    async def third(client: httpx.AsyncClient, service: Driver) -> None:
-        assert claims(service) == names[0]
+    async with life(tmp_path, replica_sync_port=free_port()) as (client, service):
+        assert claims(service) == told
         assert (await client.get("/replica_sync/peers")).json() == []
 
-    for number, use in enumerate((first, second, third)):
-        life(tmp_path, use, kill=number < 2, replica_sync_port=free_port())
 
-
-def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
+async def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
     """The owner is away when its reservations end here, and we are away before it is back."""
     owner = Replica(2000)
     told: list[Any] = []
@@ -258,7 +220,7 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
                 service.core.replica_operations.heard("tcp://p:1", message, service._clock())
             )
 
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
         await post(client, "/workers", worker(1))
         hear(service, told)
         for name in ("freed", "f" * 100):
@@ -268,8 +230,7 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
         answer = await post(client, "/reservations/adopted/prefill_complete")
         assert answer.status_code == 200
         await service.settle()
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, replica_sync_port=free_port()) as (client, service):
         hear(service, told)
         (loads,) = (await client.get("/loads")).json()[0]["loads"]
         assert loads["active_requests"] == 1
@@ -277,9 +238,6 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
         assert (await client.delete("/reservations/adopted")).status_code == 200
         (loads,) = (await client.get("/loads")).json()[0]["loads"]
         assert loads["active_requests"] == 0
-
-    life(tmp_path, first, kill=True, replica_sync_port=free_port())
-    life(tmp_path, second, replica_sync_port=free_port())
 
 
 def rewritten(directory: Path, key: StateKey, change: Callable[[bytes], bytes]) -> None:
@@ -301,28 +259,21 @@ def rewritten(directory: Path, key: StateKey, change: Callable[[bytes], bytes]) 
     ],
     ids=["worker", "admission"],
 )
-def test_what_another_build_has_written_is_not_given_up(
+async def test_what_another_build_has_written_is_not_given_up(
     tmp_path: Path, key: StateKey, said: tuple[bytes, bytes], why: str
 ) -> None:
     """A rollback that cannot read what the newer build wrote says so, and nothing is lost by it."""
-
-    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+    async with life(tmp_path) as (client, _):
         await post(client, "/workers", worker(1, role="prefill"))
         await post(client, "/reservations", body("a", worker_id=1))
         assert (await client.put("/admission", json={"policy": "always-admit"})).status_code == 200
-
-    async def never(_: httpx.AsyncClient, __: Driver) -> None:
-        pytest.fail("it has started")
-
-    async def last(client: httpx.AsyncClient, service: Driver) -> None:
-        assert (await client.get("/ready")).json()["state"]["dropped"]["reservation"] == 0
-        assert len(service.core.lifecycle.bookings) == 1
-        assert service.core.admitting.policy == "always-admit"
-
-    life(tmp_path, first)
     rewritten(tmp_path, key, lambda value: value.replace(*said))
     for _ in range(2):
         with pytest.raises(StateDirUnusable, match=why):
-            life(tmp_path, never)
+            async with life(tmp_path):
+                pytest.fail("it has started")
     rewritten(tmp_path, key, lambda value: value.replace(said[1], said[0]))
-    life(tmp_path, last)
+    async with life(tmp_path) as (client, service):
+        assert (await client.get("/ready")).json()["state"]["dropped"]["reservation"] == 0
+        assert len(service.core.lifecycle.bookings) == 1
+        assert service.core.admitting.policy == "always-admit"

@@ -5,7 +5,10 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
+import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +18,14 @@ from select_service.core.changes import StateKey
 from select_service.edge.state import store as module
 from select_service.edge.state import wal
 from select_service.edge.state.rows import FILE
-from select_service.edge.state.store import LOCK, WAL, Store
+from select_service.edge.state.store import LOCK, PAGE, WAL, Store
 from tests.effort import examples
-from tests.harms import HARMS, Harm, with_one_more, without
+from tests.harms import HARMS, Harm, cut, flipped, with_one_more, without
+from tests.select_service.edge.state.directories import FRAME, Rows, key, opened, read
 
-Rows = dict[StateKey, bytes]
 Files = dict[str, bytes]
-FRAME = wal.FRAME.size + module.PAGE
 NAMES = (FILE, WAL, LOCK)
 AGAIN = 13  # the step before which the log begins anew
-
-
-def key(number: int) -> StateKey:
-    return ("reservation", f"id-{number}")
 
 
 def files(directory: Path) -> Files:
@@ -42,16 +40,6 @@ def started(directory: Path, found: Files) -> tuple[Rows, list[str]]:
     return read(directory)
 
 
-def read(directory: Path) -> tuple[Rows, list[str]]:
-    store = Store(directory)
-    store.lock()
-    try:
-        loaded = store.load()
-    finally:
-        store.close()
-    return {(row.kind, row.name): row.value for row in loaded.rows}, loaded.damage.what
-
-
 class Killed(NamedTuple):
     """The files of a killed process, and the rows it had acknowledged."""
 
@@ -63,8 +51,7 @@ class Killed(NamedTuple):
 
 def killed(directory: Path, log_bytes: int, *, again: bool) -> Killed:
     rng = random.Random(5)
-    store = Store(directory)
-    store.lock()
+    store = opened(directory)
     store.load()
     store.reserve_log(log_bytes)
     rows: Rows = {}
@@ -101,7 +88,7 @@ def positions(name: str, data: bytes) -> list[int]:
     """Of every class: each field of every head, both sides of every boundary, within pages."""
     if name == LOCK:
         return list(range(len(data)))
-    first, step = (wal.HEADER.size, FRAME) if name == WAL else (0, module.PAGE)
+    first, step = (wal.HEADER.size, FRAME) if name == WAL else (0, PAGE)
     inside = {0, 1, 4, 7, 8, 9, 12, 15, 16, 20, 23, 24, 25, 2000, step - 1}
     found = set(range(first)) | set(range(100 if name == FILE else 0))
     starts = list(range(first, len(data), step))
@@ -183,8 +170,7 @@ def test_an_older_build_ran_in_between(history: Killed, memory_path: Path) -> No
     directory = memory_path / "s"
     assert started(directory, history.found) == (history.rows, [])
     lock = (directory / LOCK).read_bytes()
-    store = Store(directory)
-    store.lock()
+    store = opened(directory)
     store.load()
     assert store.identity is not None
     store.identity = type(store.identity)(
@@ -202,16 +188,76 @@ def test_an_older_build_ran_in_between(history: Killed, memory_path: Path) -> No
 def test_a_transaction_that_was_not_finished_is_no_damage(
     history: Killed, memory_path: Path
 ) -> None:
-    """Its frames may lengthen the log; the last may have found no room."""
+    """Its frames may lengthen the log; a full disk takes a frame's head and not all of its page."""
     log = history.found[WAL]
     frame = log[history.ends_at - FRAME : history.ends_at]
+    head = frame[: wal.FRAME.size]
+    assert struct.unpack_from(">2I", head)[1], "it would end a transaction"
     open_frame = frame[:4] + bytes(4) + frame[8:16] + bytes(8) + frame[wal.FRAME.size :]
-    for more in (open_frame, open_frame * 3, open_frame + open_frame[:1000], open_frame[:10]):
+    torn_ends = [open_frame, open_frame * 3, open_frame + open_frame[:1000], open_frame[:10]]
+    for more in torn_ends + [head + bytes(room) for room in (0, 1, PAGE - 1)]:
         if history.ends_at < len(log):
             torn = log[: history.ends_at] + more + log[history.ends_at + len(more) :]
         else:
             torn = log + more
         assert started(memory_path / "s", history.found | {WAL: torn}) == (history.rows, [])
+
+
+def test_as_many_frames_are_taken_as_sqlite_takes(history: Killed, memory_path: Path) -> None:
+    """Who counts them for it, where it cannot be asked, must not count others."""
+    rng, whole = random.Random(3), history.found[WAL]
+    logs = [whole, b"", whole[: wal.HEADER.size]]
+    for _ in range(40):
+        logs += [harm(whole, rng.randrange(len(whole))) for harm in (cut, flipped)]
+    found = set()
+    for log in logs:
+        (memory_path / FILE).write_bytes(history.found[FILE])
+        (memory_path / WAL).write_bytes(log)
+        counted = wal.frames_taken(memory_path / WAL)
+        db = sqlite3.connect(memory_path / FILE, isolation_level=None)
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
+            db.execute(f"PRAGMA {pragma}")
+        with contextlib.suppress(sqlite3.DatabaseError):  # a file without its log is none, maybe
+            db.execute("SELECT count(*) FROM state").fetchone()
+        _, taken, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        db.close()
+        assert counted == max(0, taken)
+        found.add(counted)
+    assert len(found) > 5
+    assert wal.frames_taken(memory_path / "nothing") == 0
+
+
+def test_rows_that_changed_places_or_stayed_behind(history: Killed, memory_path: Path) -> None:
+    """An old page in place of a new one has sound sums of its own; the digest tells."""
+    directory, log = memory_path / "s", history.found[WAL]
+    assert started(directory, history.found) == (history.rows, [])
+    closed = {name: (directory / name).read_bytes() for name in (FILE, LOCK)}
+    told = []
+    for at in range(wal.HEADER.size, history.ends_at, FRAME):
+        number, _ = struct.unpack_from(">2I", log, at)
+        file = bytearray(closed[FILE])
+        file[(number - 1) * PAGE : number * PAGE] = log[at + wal.FRAME.size : at + FRAME]
+        found = started(directory, closed | {FILE: bytes(file)})
+        expect_no_silence(history, found, at)
+        told += found[1]
+    assert told
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{FILE: b""}, {FILE: b"rubbish" * 5000, WAL: b"rubbish" * 500}, {WAL: b"rubbish" * 500}],
+    ids=["empty", "both", "the log"],
+)
+def test_nothing_but_rubbish(history: Killed, memory_path: Path, found: Files) -> None:
+    """It is reported, once, and the directory serves on."""
+    sound = {FILE: history.found[FILE]} if FILE not in found else {}
+    rows, damage = started(memory_path / "s", sound | found)
+    expect_no_silence(history, (rows, damage), 0)
+    assert damage
+    with closing(opened(memory_path / "s")) as store:
+        store.load()
+        store.commit([(key(99), b"and on it goes")])
+    assert read(memory_path / "s") == (rows | {key(99): b"and on it goes"}, [])
 
 
 # -- killed at any point ---------------------------------------------------------------------------
@@ -271,8 +317,7 @@ def test_a_process_killed_anywhere_leaves_no_damage(
 ) -> None:
     """First start, log used again and outgrown, refused commit, an orderly end, another start."""
     for life in range(2):
-        store = Store(camera.directory)
-        store.lock()
+        store = opened(camera.directory)
         store.load()
         assert store.identity is not None
         store.reserve_log(wal.HEADER.size + 14 * FRAME)
@@ -299,8 +344,7 @@ def test_a_process_killed_anywhere_leaves_no_damage(
 def test_damage_is_reported_though_a_start_was_killed_while_it_saved(
     camera: Camera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(camera.directory)
-    store.lock()
+    store = opened(camera.directory)
     store.load()
     store.reserve_log()
     write(store, camera, range(5), 3000)
@@ -320,8 +364,7 @@ def test_damage_is_reported_though_a_start_was_killed_while_it_saved(
 
 def commit_for_ever(directory: Path, first: int, log_bytes: int, told: int) -> None:
     module.CHECKPOINT_PAGES = 12  # type: ignore[misc] # of this child alone
-    store = Store(directory)
-    store.lock()
+    store = opened(directory)
     store.load()
     store.reserve_log(log_bytes)
     for number in range(first, first + 100_000):

@@ -6,11 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.state.lives import life, post
 
 WRITTEN = Path(__file__).parents[3] / "golden" / "state"
@@ -25,7 +23,7 @@ class Said(msgspec.Struct):
 
 
 @pytest.mark.parametrize("commit", sorted(path.name for path in WRITTEN.iterdir()))
-def test_what_an_earlier_commit_has_written_comes_back(tmp_path: Path, commit: str) -> None:
+async def test_what_an_earlier_commit_has_written_comes_back(tmp_path: Path, commit: str) -> None:
     """All of it, and whoever repeats a booking gets the first answer.
 
     That fails when a request has a new member that is written where it was not said: such a member
@@ -33,8 +31,7 @@ def test_what_an_earlier_commit_has_written_comes_back(tmp_path: Path, commit: s
     """
     said = msgspec.json.decode((WRITTEN / commit / "said.json").read_bytes(), type=Said)
     shutil.copy(WRITTEN / commit / "state.db", tmp_path)
-
-    async def look(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, admission_control="token-capacity") as (client, service):
         state = (await client.get("/ready")).json()["state"]
         assert (state["damage"], any(state["dropped"].values())) == ([], False)
         assert (await client.get("/loads")).json() == said.loads
@@ -47,5 +44,3 @@ def test_what_an_earlier_commit_has_written_comes_back(tmp_path: Path, commit: s
         assert (await client.delete("/leases/lease")).status_code == 200
         assert (await client.get("/admission")).json()["policy"] == "token-bucket"
         assert service.core.admitting.thresholds.entry("default", None) is not None
-
-    life(tmp_path, look, admission_control="token-capacity")

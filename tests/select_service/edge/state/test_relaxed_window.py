@@ -16,23 +16,19 @@ from select_service.types import ReservationRequest
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, post
+from tests.select_service.edge.state.lives import body, life, living, post
 from tests.wait import until
 
 
-def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) -> None:
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) -> None:
+    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 3600.0}
+    async with life(tmp_path, **relaxed) as (client, service):
         assert service.keeper is not None
         await post(client, "/workers", worker(1))
         await post(client, "/reservations", body("r", worker_id=1))
-        assert service.keeper.journal.pending
-
-    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper.journal.pending  # a proper end writes the rest
+    async with life(tmp_path, **relaxed) as (_, service):
         assert len(service.core.lifecycle.bookings) == 1
-
-    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 3600.0}
-    life(tmp_path, first, **relaxed)  # a proper end writes the rest
-    life(tmp_path, second, **relaxed)
 
 
 RELAXED: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
@@ -56,7 +52,7 @@ async def acknowledged_until_one_waits(
     return calls[-1]
 
 
-@run_by(life, "tmp_path", **RELAXED)
+@run_by(living, "tmp_path", **RELAXED)
 async def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +69,7 @@ async def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
     assert f"select_service_state_window_waits_total {before + 1}.0" in metrics
 
 
-@run_by(life, "tmp_path", **RELAXED)
+@run_by(living, "tmp_path", **RELAXED)
 async def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,14 +165,16 @@ class Window:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_relaxed_keeps_its_window_to_the_second(
+async def test_relaxed_keeps_its_window_to_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Whenever a change that is not on disk is acknowledged, none such is older than the window."""
     window_s = 1000.0  # by a clock that we set; no timer runs out meanwhile
     rng = random.Random(seed)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, durability=Durability.RELAXED, durability_window_s=window_s) as (
+        client,
+        service,
+    ):
         assert service.keeper is not None
         journal = service.keeper.journal
         await post(client, "/workers", worker(1))
@@ -197,5 +195,3 @@ def test_relaxed_keeps_its_window_to_the_second(
         finally:
             disk.moves.set()
         assert min(window.counts.values()) > 20, window.counts
-
-    life(tmp_path, use, durability=Durability.RELAXED, durability_window_s=window_s)

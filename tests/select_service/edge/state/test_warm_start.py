@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +53,20 @@ class Town:
         self.engines[-1].pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second life is seen at once
         return self.engines[-1]
 
-    def live(
-        self, use: Callable[[Driver], Awaitable[None]], *, kill: bool = False, **settings: Any
-    ) -> None:
-        async def run() -> None:
-            chosen = replace(SETTINGS, state_dir=str(self.directory), **({**PATIENT, **settings}))
-            service = create_driver(chosen)
-            await service.start()
-            try:
-                await use(service)
-                service.core.check()
-            finally:
-                if kill:
-                    assert service.keeper is not None
-                    service.keeper.journal._changes = None
-                    await end_without_a_word(warm(service))
-                await service.close()
-
-        wait.run(run())
+    @contextlib.asynccontextmanager
+    async def live(self, *, kill: bool = False, **settings: Any) -> AsyncIterator[Driver]:
+        chosen = replace(SETTINGS, state_dir=str(self.directory), **({**PATIENT, **settings}))
+        service = create_driver(chosen)
+        await service.start()
+        try:
+            yield service
+            service.core.check()
+        finally:
+            if kill:
+                assert service.keeper is not None
+                service.keeper.journal._changes = None
+                await end_without_a_word(warm(service))
+            await service.close()
 
     def forget_state(self) -> None:
         """The catalog is gone: workers must be registered again."""
@@ -131,29 +127,25 @@ def town(tmp_path: Path) -> Iterator[Town]:
     made.context.destroy(linger=0)
 
 
-def test_an_engine_that_does_not_answer(town: Town) -> None:
+async def test_an_engine_that_does_not_answer(town: Town) -> None:
     engine = town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    async with town.live(replay_silence_s=0.2, replay_timeout_s=1.0) as service:
         engine.is_mute = True
         await town.until(lambda: recalls(service) == {"deadline": 1})
         assert shown(service) == set()
         assert service.ready().waiting_for == []
 
-    town.live(partial(town.fill, engine=engine))
-    town.live(second, replay_silence_s=0.2, replay_timeout_s=1.0)
 
-
-def test_without_a_replay_endpoint(town: Town) -> None:
+async def test_without_a_replay_endpoint(town: Town) -> None:
     engine = town.engine()
-
-    async def first(service: Driver) -> None:
+    async with town.live() as service:
         add_worker(service, kv_events_endpoint=engine.endpoint)
         await town.until(engine.has_subscriber)
         engine.publish(batch(0))
         await town.until(lambda: shown(service) == {0})
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
         await town.until(engine.has_subscriber)
         await town.until(lambda: warm(service).unproven == 1 and not warm(service)._waiting)
         assert service.ready().waiting_for == [], "it may be silent for hours"
@@ -161,14 +153,13 @@ def test_without_a_replay_endpoint(town: Town) -> None:
         engine.publish(batch(1))
         await town.until(lambda: shown(service) == {0, 1})
 
-    town.live(first)
-    town.live(second)
 
-
-def test_a_worker_that_moved_begins_anew(town: Town) -> None:
+async def test_a_worker_that_moved_begins_anew(town: Town) -> None:
     engine, other = town.engine(), town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    town.forget_state()
+    async with town.live() as service:
         add_worker(
             service,
             kv_events_endpoint=other.endpoint,
@@ -177,68 +168,54 @@ def test_a_worker_that_moved_begins_anew(town: Town) -> None:
         await town.until(lambda: "other_endpoint" in recalls(service))
         assert shown(service) == set()
 
-    town.live(partial(town.fill, engine=engine))
-    town.forget_state()
-    town.live(second)
 
-
-def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None:
+async def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None:
     engine = town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    town.forget_state()
+    async with town.live() as service:
         assert warm(service).snapshots.unclaimed == 1
         assert await warm(service).write()
-
-    async def third(service: Driver) -> None:
+    async with town.live() as service:
         replay = engine.replay_endpoint
         add_worker(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
         await town.until(lambda: shown(service) == set(range(5)))
 
-    town.live(partial(town.fill, engine=engine))
-    town.forget_state()
-    town.live(second)
-    town.live(third)
 
-
-def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
+async def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
     engine = town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    async with town.live(kill=True) as service:
         snapshots = warm(service).snapshots
         engine.is_mute = True
         await town.until(lambda: any(s.is_unproven for s in service.core.registry.streams()))
         assert await warm(service).write()
         assert snapshots.ranks == 1
         assert snapshots.blocks == 5
-
-    async def third(service: Driver) -> None:
+    async with town.live() as service:
         engine.is_mute = False
         await town.until(lambda: shown(service) == set(range(5)))
 
-    town.live(partial(town.fill, engine=engine))
-    town.live(second, kill=True)
-    town.live(third)
 
-
-def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> None:
+async def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> None:
     engine = town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    path = town.directory / NAME
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    async with town.live() as service:
         assert warm(service).snapshots.damage == {"frame": 1}
         await town.until(engine.has_subscriber)
         engine.publish(batch(5))  # the gap before it makes the stream ask
         await town.until(lambda: shown(service) == set(range(6)))
         assert engine.requests[-1] == 0, "as if there had been no snapshot"
 
-    town.live(partial(town.fill, engine=engine))
-    path = town.directory / NAME
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    town.live(second)
 
-
-def test_a_full_disk_loses_the_snapshot_and_nothing_else(
+async def test_a_full_disk_loses_the_snapshot_and_nothing_else(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = town.engine()
@@ -246,7 +223,7 @@ def test_a_full_disk_loses_the_snapshot_and_nothing_else(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def first(service: Driver) -> None:
+    async with town.live() as service:
         await town.fill(service, engine)
         assert await warm(service).write()
         good = (town.directory / NAME).read_bytes()
@@ -264,13 +241,10 @@ def test_a_full_disk_loses_the_snapshot_and_nothing_else(
         assert await warm(service).write()
         assert snapshots.ranks == 1
 
-    town.live(first)
 
-
-def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
+async def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
     engines = [town.engine(), town.engine()]
-
-    async def first(service: Driver) -> None:
+    async with town.live(index_snapshot_bytes_max=500) as service:
         for number, engine in enumerate(engines, 1):
             replay = engine.replay_endpoint
             add_worker(service, number, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
@@ -284,17 +258,13 @@ def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
         assert snapshots.ranks == 1
         assert not await warm(service).write(), "nothing has moved"
 
-    town.live(first, index_snapshot_bytes_max=500)
 
-
-def test_off_means_neither_written_nor_read(town: Town) -> None:
+async def test_off_means_neither_written_nor_read(town: Town) -> None:
     engine = town.engine()
-
-    async def second(service: Driver) -> None:
+    async with town.live() as service:
+        await town.fill(service, engine=engine)
+    written = (town.directory / NAME).read_bytes()
+    async with town.live(index_snapshot_interval_s=0.0, kill=False) as service:
         assert service.warm_start is None
         assert "index_snapshot" not in service.ready().waiting_for
-
-    town.live(partial(town.fill, engine=engine))
-    written = (town.directory / NAME).read_bytes()
-    town.live(second, index_snapshot_interval_s=0.0, kill=False)
     assert (town.directory / NAME).read_bytes() == written

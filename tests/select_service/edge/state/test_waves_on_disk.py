@@ -15,7 +15,7 @@ from select_service.settings import Durability
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, post
+from tests.select_service.edge.state.lives import body, life, living, post
 from tests.wait import until
 
 
@@ -31,12 +31,11 @@ WAVE = 3 * journal_module.BATCH_ROWS_MAX
 
 
 @pytest.mark.parametrize("durability", list(Durability))
-def test_all_or_none_is_one_commit(
+async def test_all_or_none_is_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     commits: list[set[str]] = []
-
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path, durability=durability) as (client, service):
         assert service.keeper is not None
         store = service.keeper.journal.store
         commit = store.commit
@@ -54,21 +53,17 @@ def test_all_or_none_is_one_commit(
         assert {one.status_code for one in answers} == {200, 201}
         early = await client.delete("/reservations/a.0")
         assert early.status_code == 200
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        assert len(service.core.lifecycle.bookings) == 2 * WAVE - 1 + 40
-
-    life(tmp_path, first, durability=durability)
     for name in "ab":
         whole = {f"{name}.{number}" for number in range(WAVE)}
         assert any(whole <= commit for commit in commits)
         begun = next(commit for commit in commits if whole & commit)
         assert whole <= begun, "nothing of it is there before all of it is"
-    life(tmp_path, second)
+    async with life(tmp_path) as (_, service):
+        assert len(service.core.lifecycle.bookings) == 2 * WAVE - 1 + 40
 
 
-def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
-    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
+    async with life(tmp_path) as (client, service):
         await post(client, "/workers", worker())
         wants = wave("a")
         wants["requests"].append({**PROMPT, "reservation_id": "other", "allowed_worker_ids": [9]})
@@ -82,19 +77,15 @@ def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
             await cut
         await until(lambda: not len(service.core.lifecycle.bookings))
         assert (await post(client, "/select_batch", wave("c"))).status_code == 200
-
-    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+    async with life(tmp_path) as (client, service):
         live = {
             one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10_000)
         }
         assert live == {f"c.{number}" for number in range(WAVE)}
         assert (await client.delete("/reservations/b.0")).status_code == 200, "it is remembered"
 
-    life(tmp_path, first)
-    life(tmp_path, second)
 
-
-@run_by(life, "tmp_path")
+@run_by(living, "tmp_path")
 async def test_a_disk_that_refuses_a_wave_has_none_of_it(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
