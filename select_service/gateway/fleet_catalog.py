@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from select_service.client import ClientError, ServiceError
+from select_service.tokenization.engine_tokenizer import engine_url
 from select_service.tokenization.openai_body import NAMELESS, model_to_serve
 
 if TYPE_CHECKING:
@@ -154,8 +155,3 @@ class FleetCatalog:
                 continue
         named = {"id": target.model_name, "object": "model", "owned_by": "select-service"}
         return [msgspec.Raw(msgspec.json.encode(named))]
-
-
-def engine_url(endpoint: str) -> str:
-    """Return the base URL of a worker's endpoint, which may be `host:port` alone."""
-    return (endpoint if "://" in endpoint else f"http://{endpoint}").rstrip("/")

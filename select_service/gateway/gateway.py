@@ -19,17 +19,21 @@ from select_service.client.reservation import Reservation
 from select_service.client.reserve_context import AsyncReserve
 from select_service.errors import BodyTooLarge
 from select_service.gateway.engine_exchange import EngineExchange, EngineFailed
-from select_service.gateway.fleet_catalog import FleetCatalog, engine_url
+from select_service.gateway.fleet_catalog import FleetCatalog
 from select_service.gateway.local_tokenizer import Encode, LocalTokenizer
 from select_service.gateway.options import GatewayOptions, GatewayTraffic
 from select_service.gateway.response import GatewayResponse, json_response, refusal
-from select_service.tokenization.engine_tokenizer import AnyUrl, EngineTokenizer
+from select_service.tokenization.engine_tokenizer import (
+    AnyUrl,
+    EngineTokenizer,
+    engine_url,
+    prompt_fields,
+)
 from select_service.tokenization.openai_body import (
     FAIRNESS_HEADER,
     OBJECTIVE_HEADER,
     PromptBody,
     read_body,
-    unknown_hashes,
 )
 from select_service.types.selections import RANK_HEADER
 
@@ -268,34 +272,20 @@ class Gateway:
 
     async def _prompt(self, prompt: PromptBody, target: ModelTarget) -> dict[str, Any]:
         """Return the fields that stand for the prompt: its tokens, or its length alone."""
-        fields: dict[str, Any] = {
+        stands_for_it = await prompt_fields(
+            prompt,
+            self._tokenizer.tokens,
+            f"{target.model_name}\0{self._tenant_id}\0{target.lora_name or ''}",
+            lambda: self._catalog.engines(target),
+            self._catalog.block_size(target),
+            self.traffic,
+        )
+        return {
             "model_name": target.model_name,
             "tenant_id": self._tenant_id,
             "lora_name": target.lora_name,
             "cache_salt": prompt.cache_salt,
-        }
-        traffic, reason = self.traffic, prompt.reason
-        tokens = prompt.token_ids
-        if tokens is not None:
-            traffic.prompts["token_ids"] += 1
-        elif prompt.text is not None:
-            partition = f"{target.model_name}\0{self._tenant_id}\0{target.lora_name or ''}"
-            found = await self._tokenizer.tokens(
-                partition, prompt.text, lambda: self._catalog.engines(target)
-            )
-            if isinstance(found, bytes):
-                tokens = found
-            else:
-                reason = found
-        if tokens is not None:
-            return fields | {"token_ids": tokens}
-        traffic.prompts["load_alone"] += 1
-        traffic.load_alone[reason] += 1
-        hashes = unknown_hashes(prompt.length, self._catalog.block_size(target))
-        return fields | {
-            "block_hashes": hashes,
-            "sequence_hashes": hashes,
-            "isl_tokens": prompt.length,
+            **stands_for_it,
         }
 
     def _request(

@@ -8,7 +8,7 @@ wrong leaves a prompt to be placed by load alone.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,12 +17,15 @@ from indexer.core.packing import pack_tokens
 from indexer.edge.addresses import CheckedUrl
 from indexer.errors import IndexerError
 from indexer.http_client import http_client
+from select_service.tokenization.openai_body import unknown_hashes
 from select_service.tokenization.token_cache import TokenCache, cache_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import httpx
+
+    from select_service.tokenization.openai_body import PromptBody
 
 
 PAUSE_S: Final = 5.0
@@ -90,6 +93,8 @@ class TokenizerTraffic(Protocol):
 
     prompts: dict[str, int]
     """By where the tokens came from: `tokenized`, `cached`."""
+    load_alone: dict[str, int]
+    """Prompts without tokens, by reason."""
     tokenize_calls: int
     tokenize_seconds: float
     cache_bytes: int
@@ -228,3 +233,43 @@ class EngineTokenizer:
             RecursionError,
         ):
             return None
+
+
+async def prompt_fields(
+    body: PromptBody,
+    tokens_of: Callable[[str, bytes, Callable[[], Sequence[str]]], Awaitable[bytes | str]],
+    partition: str,
+    engines: Callable[[], Sequence[str]],
+    block_size: int,
+    traffic: TokenizerTraffic,
+) -> dict[str, Any]:
+    """Return the fields of POST /select_and_reserve that stand for a prompt.
+
+    Args:
+        body: as it was read.
+        tokens_of: `EngineTokenizer.tokens`, or another one of text.
+        partition: where the tokens of a text are alike.
+        engines: returns the base URLs of those that may be asked.
+        block_size: of the workers, for a prompt without tokens.
+        traffic: counts.
+    """
+    reason, tokens = body.reason, body.token_ids
+    if tokens is not None:
+        traffic.prompts["token_ids"] += 1
+    elif body.text is not None:
+        found = await tokens_of(partition, body.text, engines)
+        if isinstance(found, bytes):
+            tokens = found
+        else:
+            reason = found
+    if tokens is not None:
+        return {"token_ids": tokens}
+    traffic.prompts["load_alone"] += 1
+    traffic.load_alone[reason] += 1
+    hashes = unknown_hashes(body.length, block_size)
+    return {"block_hashes": hashes, "sequence_hashes": hashes, "isl_tokens": body.length}
+
+
+def engine_url(endpoint: str) -> str:
+    """Return the base URL of a worker's endpoint, which may be `host:port` alone."""
+    return (endpoint if "://" in endpoint else f"http://{endpoint}").rstrip("/")

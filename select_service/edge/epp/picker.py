@@ -17,12 +17,12 @@ from msgspec import UNSET, Struct
 from indexer.types import Scope
 from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.errors import NoEligibleWorker, ReservationNotFound, ServiceError
-from select_service.tokenization.engine_tokenizer import EngineTokenizer
-from select_service.tokenization.openai_body import model_to_serve, unknown_hashes
+from select_service.tokenization.engine_tokenizer import EngineTokenizer, engine_url, prompt_fields
+from select_service.tokenization.openai_body import model_to_serve
 from select_service.types import ReservationRequest, SelectAndReserveRequest, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from select_service.core.fleet.catalog import Worker
     from select_service.edge.driver.driver import Driver
@@ -103,6 +103,16 @@ class Picker:
             if not workers:
                 raise NoEligibleWorker
             allowed = list(workers)
+        prompt = await prompt_fields(
+            body,
+            self._tokenizer.tokens,
+            f"{scope.model_name}\0{scope.tenant_id}",
+            lambda: [
+                engine_url(one.spec.endpoint) for one in workers.values() if one.spec.endpoint
+            ],
+            next((one.spec.block_size or 1 for one in workers.values()), 1),
+            self._traffic,
+        )
         request = SelectAndReserveRequest(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
@@ -111,40 +121,13 @@ class Picker:
             fairness_id=wishes.fairness_id,
             allowed_worker_ids=allowed,
             on_cache_threshold="fallback",
+            **prompt,
         )
-        await self._fill_prompt(request, body, scope, workers)
         selection = await driver.select_and_reserve(request)
         with withdrawn_if_lost(driver, selection):
             choice = self._choice(selection, request)
             await driver.settle()
         return choice
-
-    async def _fill_prompt(
-        self,
-        request: SelectAndReserveRequest,
-        body: PromptBody,
-        scope: Scope,
-        workers: Mapping[int, Worker],
-    ) -> None:
-        """Put tokens into the request, or its estimated length."""
-        traffic, reason = self._traffic, body.reason
-        if body.token_ids is not None:
-            traffic.prompts["token_ids"] += 1
-            request.token_ids = body.token_ids
-            return
-        if body.text is not None:
-            found = await self._tokenizer.tokens(
-                f"{scope.model_name}\0{scope.tenant_id}", body.text, lambda: _urls(workers)
-            )
-            if isinstance(found, bytes):
-                request.token_ids = found
-                return
-            reason = found
-        traffic.prompts["load_alone"] += 1
-        traffic.load_alone[reason] += 1
-        block_size = next((one.spec.block_size or 1 for one in workers.values()), 1)
-        request.block_hashes = request.sequence_hashes = unknown_hashes(body.length, block_size)
-        request.isl_tokens = body.length
 
     def _choice(self, selection: object, request: SelectAndReserveRequest) -> Choice:
         assert isinstance(selection, Selection), "a threshold falls back to a selection"
@@ -243,9 +226,3 @@ def address_of(endpoint: str | None) -> str | None:
     if port is None:
         return None
     return f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
-
-
-def _urls(workers: Mapping[int, Worker]) -> Sequence[str]:
-    """Return the base URLs of workers that can be asked."""
-    urls = [one.spec.endpoint for one in workers.values() if one.spec.endpoint]
-    return [one if "://" in one else f"http://{one}" for one in urls]

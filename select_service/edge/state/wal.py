@@ -68,12 +68,7 @@ def inspect(path: Path) -> Log:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    try:
-        file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
-    except FileNotFoundError:
-        return Log()
-    with file:
-        data = file.read()
+    data = _read(path)
     if not data:
         return Log()
     head = data[: HEADER.size]
@@ -109,27 +104,34 @@ def frames_taken(path: Path) -> int:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
+    data = _read(path)
+    head = data[: HEADER.size]
+    if len(head) < HEADER.size or not _is_sound(head):
+        return 0
+    _, _, page_size, _, *salts, first, second = HEADER.unpack(head)
+    size, order = FRAME.size + (page_size or 1 << 16), _order(head)
+    taken = 0
+    for number in range(1, (len(data) - HEADER.size) // size + 1):
+        end = HEADER.size + number * size
+        frame = data[end - size : end]
+        page, commits, *frame_salts, _, _ = FRAME.unpack_from(frame)
+        sums = _sums(order, frame[:8] + frame[FRAME.size :], (first, second))
+        if not page or frame_salts != salts or sums != FRAME.unpack_from(frame)[-2:]:
+            break
+        first, second = sums
+        if commits:
+            taken = number
+    return taken
+
+
+def _read(path: Path) -> bytes:
+    """Return the log; nothing where there is none."""
     try:
         file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
     except FileNotFoundError:
-        return 0
+        return b""
     with file:
-        head = file.read(HEADER.size)
-        if len(head) < HEADER.size or not _is_sound(head):
-            return 0
-        _, _, page_size, _, *salts, first, second = HEADER.unpack(head)
-        size, order = page_size or 1 << 16, _order(head)
-        taken = number = 0
-        while len(frame := file.read(FRAME.size + size)) == FRAME.size + size:
-            page, commits, *frame_salts, _, _ = FRAME.unpack_from(frame)
-            sums = _sums(order, frame[:8] + frame[FRAME.size :], (first, second))
-            if not page or frame_salts != salts or sums != FRAME.unpack_from(frame)[-2:]:
-                break
-            first, second = sums
-            number += 1
-            if commits:
-                taken = number
-    return taken
+        return file.read()
 
 
 def _is_sound(head: bytes) -> bool:
