@@ -24,6 +24,7 @@ from select_service.errors import ServiceError
 from select_service.metric_rows import PREFIX
 from select_service.planner import settings as planner
 from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
+from select_service.settings.table import SECTION_CLASSES
 from select_service.simulator import command_options as simulator
 from tests.readme.document import DOCS, README, REFERENCE, anchor, headings
 from tests.readme.fixed_limits import FIXED
@@ -112,7 +113,7 @@ for limits with a count of their own. For the others the last column names the
 [metric](metrics.md) to watch. Limits without a flag are in [limits.md](limits.md).
 """)
     for section, flags_in_it in SECTIONS.items():
-        heading = importlib.import_module(f"select_service.settings.table.{section}").__doc__
+        heading = SECTION_CLASSES[section].__doc__
         words = section.replace("_", " ").capitalize().replace("Kv", "KV")
         yield from ("", f"## {words}", "", str(heading), "")
         yield "| flag | default | meaning | watch |"

@@ -23,35 +23,43 @@ Each section inherits from the one before it, as msgspec's structs have one base
 from typing import Final
 
 from select_service.settings.row import flags_of
-from select_service.settings.table.admission import AdmissionControlSettings
-from select_service.settings.table.booking import BookingSettings
-from select_service.settings.table.cost import CostSettings
-from select_service.settings.table.discovery import DiscoverySettings
-from select_service.settings.table.durability import DurabilitySettings
-from select_service.settings.table.endpoint_picker import EndpointPickerSettings
-from select_service.settings.table.kv_index import KvIndexSettings
-from select_service.settings.table.listening import ListeningSettings
-from select_service.settings.table.observability import ObservabilitySettings
-from select_service.settings.table.peer_recovery import PeerRecoverySettings
-from select_service.settings.table.replication import ReplicationSettings
-from select_service.settings.table.security import SecuritySettings
-
-__all__ = ["FLAGS", "SECTIONS", "ObservabilitySettings"]
-
-_CLASSES: Final = (
-    ListeningSettings,
+from select_service.settings.table.clients import (
     EndpointPickerSettings,
+    ListeningSettings,
     SecuritySettings,
-    BookingSettings,
-    CostSettings,
-    AdmissionControlSettings,
+)
+from select_service.settings.table.index import (
     KvIndexSettings,
     PeerRecoverySettings,
     ReplicationSettings,
+)
+from select_service.settings.table.operating import (
     DiscoverySettings,
     DurabilitySettings,
     ObservabilitySettings,
 )
-SECTIONS: Final = {one.__module__.rpartition(".")[2]: flags_of(one) for one in _CLASSES}
+from select_service.settings.table.placing import (
+    AdmissionControlSettings,
+    BookingSettings,
+    CostSettings,
+)
+
+__all__ = ["FLAGS", "SECTIONS", "SECTION_CLASSES", "ObservabilitySettings"]
+
+SECTION_CLASSES: Final = {
+    "listening": ListeningSettings,
+    "endpoint_picker": EndpointPickerSettings,
+    "security": SecuritySettings,
+    "booking": BookingSettings,
+    "cost": CostSettings,
+    "admission": AdmissionControlSettings,
+    "kv_index": KvIndexSettings,
+    "peer_recovery": PeerRecoverySettings,
+    "replication": ReplicationSettings,
+    "discovery": DiscoverySettings,
+    "durability": DurabilitySettings,
+    "observability": ObservabilitySettings,
+}
+SECTIONS: Final = {name: flags_of(one) for name, one in SECTION_CLASSES.items()}
 """The rows by section, in the order of the reference."""
 FLAGS: Final = tuple(flag for flags in SECTIONS.values() for flag in flags)

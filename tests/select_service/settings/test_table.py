@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tokenize
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import select_service.settings
 from select_service.settings import FLAGS, SECTIONS
+from select_service.settings.table import SECTION_CLASSES
 
 PACKAGE = Path(select_service.settings.__file__).parent
 COMBINED = {"service_settings.py", "layers.py"}
@@ -35,10 +37,11 @@ def test_a_flag_is_named_by_its_row_alone() -> None:
     found = mentions()
     for section, flags in SECTIONS.items():
         for flag in flags:
-            rows = (PACKAGE / "table" / f"{section}.py").read_text("utf-8")
+            file = Path(inspect.getfile(SECTION_CLASSES[section]))
+            rows = file.read_text("utf-8")
             assert rows.count(f"    {flag.field}: Annotated[") == 1, flag.name
             if "_" in flag.field:  # others are common words
-                assert set(found[flag.field]) <= {f"{section}.py"} | COMBINED, flag.name
+                assert set(found[flag.field]) <= {file.name} | COMBINED, flag.name
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

@@ -1,27 +1,34 @@
-"""Where clients come in, and how much they may send, hold open and leave unfinished."""
+"""Where clients come in, and who may do what."""
 
 from typing import Annotated, Final
 
 from msgspec import Struct
 
-from indexer.limits import StreamLimits
+from indexer.limits import EgressSettings, StreamLimits
 from select_service.settings.row import HITS
 from select_service.settings.value_types import (
     FieldValidation,
     count,
+    curve_public_key,
+    egress_list,
     file_mode,
     member,
     path,
+    schemes,
     seconds,
     size,
+    switch,
     tcp_port,
     text,
     whole,
 )
 from select_service.types import BodyLimits
+from select_service.types.router_config import PickerLimits
 
 _STREAMS: Final = StreamLimits()
 _BODIES: Final = BodyLimits()
+_PICKER: Final = PickerLimits()
+_EGRESS: Final = EgressSettings()
 
 
 class ListeningSettings(Struct, frozen=True, kw_only=True):
@@ -191,3 +198,153 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
         "YAML or TOML (.toml) file of settings, named as flags are; flags win over it; read again "
         "on SIGHUP",
     ] = None
+
+
+class EndpointPickerSettings(ListeningSettings, frozen=True, kw_only=True):
+    """Where gateways ask for an endpoint (Envoy's external processing), and how much they hold."""
+
+    epp_port: Annotated[
+        int | None,
+        tcp_port(0).watched("epp_streams", limit=False),
+        "a gRPC port for Envoy's ext_proc, as the endpoint picker of an InferencePool; 0 picks a "
+        "free one; needs the extra `epp`",
+    ] = None
+    epp_host: Annotated[str | None, text("ADDRESS"), "address of that; off: the one of --host"] = (
+        None
+    )
+    epp_streams_max: Annotated[
+        int,
+        count().watched(HITS),
+        "open streams, one for each HTTP request that a gateway has under way; 429 beyond",
+    ] = _PICKER.streams_max
+    epp_body_bytes_max: Annotated[
+        int,
+        size(1024).watched(HITS),
+        "longest request body, 413 beyond",
+    ] = _PICKER.body_bytes_max
+    epp_buffered_bytes_max: Annotated[
+        int,
+        size(1024).watched(HITS),
+        "bytes of request bodies that wait for their end or for a choice, 429 beyond",
+    ] = _PICKER.buffered_bytes_max
+    epp_tokenize_timeout_s: Annotated[
+        float,
+        seconds(zero=True).watched(HITS),
+        "an engine has this long to tokenize a prompt, which is placed by load alone otherwise; "
+        "0: no engine is asked",
+    ] = _PICKER.tokenize_timeout_s
+    epp_tokenize_calls_max: Annotated[
+        int,
+        count().watched(HITS),
+        "prompts that engines tokenize at one time; beyond, they are placed by load alone",
+    ] = _PICKER.tokenize_calls_max
+    epp_tokenize_cache_bytes: Annotated[
+        int,
+        size(0).watched("epp_tokenize_cache_bytes"),
+        "memory for the tokens of texts that were seen before; the oldest go",
+    ] = _PICKER.tokenize_cache_bytes
+
+
+class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
+    """Who may do what, and where the service itself may connect."""
+
+    token_file: Annotated[
+        str | None,
+        path("FILE").watched("auth_refused_total").common(),
+        "require of every client a token that is in this file; read again on SIGHUP",
+    ] = None
+    token_file_bytes_max: Annotated[
+        int,
+        size().watched('auth_reloads_total{outcome="refused"}'),
+        "longest file of tokens; a longer one is refused, at the start and on SIGHUP",
+    ] = 4 << 20  # some 20,000 records
+    token_chars_max: Annotated[
+        int,
+        whole(64, 16384).watched('auth_refused_total{reason="unknown"}'),
+        "longest token that is looked at, 401 beyond; it has to fit into --head-bytes-max, too",
+    ] = 512  # ours have 47; an identity provider's may be longer
+    tls_cert: Annotated[
+        str | None,
+        path("FILE").watched("tls_reloads_total"),
+        "speak TLS on the TCP port: the certificate chain, PEM; read again when it changes",
+    ] = None
+    tls_key: Annotated[
+        str | None, path("FILE"), "the private key of --tls-cert, if it is in another file"
+    ] = None
+    tls_client_ca: Annotated[
+        str | None,
+        path("FILE"),
+        "require of every client a certificate that one of these authorities signed",
+    ] = None
+    peer_token_file: Annotated[
+        str | None,
+        path("FILE"),
+        "the token shown to --indexer-peers and to replicas whose snapshot is fetched",
+    ] = None
+    peer_ca: Annotated[
+        str | None,
+        path("FILE").watched("replica_pulls_total"),
+        "fetch from peers and replicas over TLS, and trust certificates that one of these "
+        "authorities signed",
+    ] = None
+    proxy_from_environment: Annotated[
+        bool,
+        switch(),
+        "reach the Kubernetes API and the collector of traces through the proxies that HTTP_PROXY, "
+        "HTTPS_PROXY and ALL_PROXY name, except for NO_PROXY; replicas and peers never",
+    ] = False
+    curve_key: Annotated[
+        str | None,
+        path("FILE").watched("curve_refused_total"),
+        "encrypt the replica plane with this key pair (`select-service keys new`), read "
+        "again on SIGHUP",
+    ] = None
+    curve_replica_keys: Annotated[
+        str | None,
+        path("FILE"),
+        "public keys of the replicas that may listen, a line each, with their endpoints if "
+        "they differ; off: those with our own key",
+    ] = None
+    curve_worker_key: Annotated[
+        str | None,
+        curve_public_key(),
+        "public key of every worker's event and replay sockets; off: as each record says",
+    ] = None
+    connect_schemes: Annotated[
+        tuple[str, ...],
+        schemes().watched('connect_refused_total{reason="scheme"}'),
+        "schemes of ZMQ endpoints that are connected to; ipc opens files of this machine",
+    ] = _EGRESS.schemes
+    connect_allow: Annotated[
+        tuple[str, ...],
+        egress_list().watched('connect_refused_total{reason="address"}'),
+        "connect only to these networks, addresses, names and `*.suffix`; the address that a name "
+        "leads to is judged at each connection",
+    ] = _EGRESS.allow
+    connect_deny: Annotated[
+        tuple[str, ...],
+        egress_list().watched('connect_refused_total{reason="resolved"}'),
+        "never connect to these, even if allowed; a value replaces the default (link-local, cloud "
+        "metadata, multicast, unspecified)",
+    ] = _EGRESS.deny
+    connect_no_loopback: Annotated[
+        bool,
+        switch().watched('connect_refused_total{reason="address"}'),
+        "never connect to this machine itself",
+    ] = not _EGRESS.loopback
+    connect_lookup_timeout_s: Annotated[
+        float,
+        seconds().watched('connect_lookups_total{outcome="timeout"}'),
+        "longest wait for the addresses of a name, and until one of several accepts a connection; "
+        "registering waits for none",
+    ] = _EGRESS.lookup_timeout_s
+    connect_lookup_cache_s: Annotated[
+        float,
+        seconds(zero=True).watched("connect_lookups_total"),
+        "how long the addresses of a name are remembered",
+    ] = _EGRESS.lookup_cache_s
+    connect_lookups_max: Annotated[
+        int,
+        count().watched('connect_lookups_total{outcome="left_out"}'),
+        "names looked up at one time, and remembered",
+    ] = _EGRESS.lookups_max
