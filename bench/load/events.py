@@ -73,13 +73,19 @@ class Publishers:
         self._expected = [workers if shared else 1] * len(self._sockets)
 
     def wait_subscribed(self) -> None:
-        """Return when every worker's stream has its subscriber."""
+        """Return when every worker's stream has its subscriber, and has told of one block.
+
+        Of an engine that computes prompts and never tells of any, ours estimates what it has
+        cached (`--kv-estimate-after-s`), which is other work than the peer's.
+        """
         for socket, expected in zip(self._sockets, self._expected, strict=True):
             for seen in range(expected):
                 if not socket.poll(_SUBSCRIBE_TIMEOUT_MS):
                     missing = f"{seen} of {expected} subscriptions"
                     raise SubscriptionMissing(missing)
                 socket.recv()
+        for stream in range(len(self._sockets)):
+            self.publish(stream, batch([stored([stream + 1], None, [stream] * BLOCK_SIZE)]))
 
     def publish(self, worker: int, payload: bytes) -> None:
         """Send the next batch of a worker."""
