@@ -73,7 +73,7 @@ class Publishers:
         self._expected = [workers if shared else 1] * len(self._sockets)
 
     def wait_subscribed(self) -> None:
-        """Return when every worker's stream has its subscriber, and has told of one block.
+        """Return when every worker's stream has its subscriber, and has told of a block.
 
         Of an engine that computes prompts and never tells of any, ours estimates what it has
         cached (`--kv-estimate-after-s`), which is other work than the peer's.
@@ -85,7 +85,9 @@ class Publishers:
                     raise SubscriptionMissing(missing)
                 socket.recv()
         for stream in range(len(self._sockets)):
-            self.publish(stream, batch([stored([stream + 1], None, [stream] * BLOCK_SIZE)]))
+            name = [stream + 1]
+            came = stored(name, None, [stream] * BLOCK_SIZE)
+            self.publish(stream, batch([came, removed(name)]))
 
     def publish(self, worker: int, payload: bytes) -> None:
         """Send the next batch of a worker."""
