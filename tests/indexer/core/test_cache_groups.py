@@ -16,7 +16,7 @@ from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests.effort import examples
-from tests.indexer.core.indices import CPU, GPU, pack, rows, swept
+from tests.indexer.core.indices import GPU, pack
 from tests.indexer.encoding import CLEARED, encode_batch, message, removed, stored
 from tests.indexer.golden import golden
 from tests.indexer.naive_index import NaiveIndex
@@ -105,127 +105,6 @@ def test_rules_follow_kind_window_and_block_size() -> None:
         assert rule_of(*unknown) is None
 
 
-def test_a_window_limits_the_match_to_where_its_last_blocks_are() -> None:
-    house = House()
-    house.tell(full([*range(101, 109)]), side([105, 106], sliding(1, 9)))
-    assert house.matched(prompt_of(8)) == 6  # two blocks of four tokens cover the eight before
-    assert house.matched(prompt_of(6)) == 6
-    assert house.matched(prompt_of(5)) == 0
-    house.tell(side([101], sliding(1, 9)))
-    assert house.matched(prompt_of(5)) == 1, "all of a prefix that is shorter than the window"
-
-
-def test_a_state_limits_the_match_to_where_it_was_taken() -> None:
-    house = House()
-    state = side([103], mamba(1), block_size=12) | {"token_ids": prompt_of(3)}
-    house.tell(full([*range(101, 109)]), state)
-    assert house.matched(prompt_of(8)) == 3
-    assert house.matched(prompt_of(2)) == 0
-    house.tell(side([107], mamba(1)))
-    assert house.matched(prompt_of(8)) == 7
-
-
-def test_every_group_has_to_allow_the_match() -> None:
-    house = House()
-    house.tell(
-        side([102, 103, 106, 107], sliding(0, 9)),  # before the engine tells of full attention
-        full([*range(101, 109)], group_idx=2),
-        side([103, 106], mamba(1)),
-    )
-    assert house.matched(prompt_of(8)) == 3, "7 has a window and no state, 6 a state and no window"
-
-
-def test_groups_with_one_rule_must_all_hold_a_block() -> None:
-    house = House()
-    house.tell(full([*range(101, 109)]))
-    house.tell(side([104, 105], sliding(1, 9)), side([105], sliding(2, 9)))
-    assert house.matched(prompt_of(8)) == 0
-    house.tell(side([104], sliding(2, 9)))
-    assert house.matched(prompt_of(8)) == 5
-
-
-def test_removals_count_references_per_group() -> None:
-    house = House()
-    spec = mamba(1)
-    house.tell(full([*range(101, 105)]), side([102, 104], spec), side([104], spec))
-    house.tell(removed([104], group_idx=1), removed([999], group_idx=1))
-    assert house.matched(prompt_of(4)) == 4, "it was stored twice"
-    house.tell(removed([104], group_idx=1))
-    assert house.matched(prompt_of(4)) == 2
-    house.tell(removed([104], group_idx=1), side([104], spec))
-    assert house.matched(prompt_of(4)) == 4, "counts never go below zero"
-    house.tell(removed([102], group_idx=0))
-    assert house.matched(prompt_of(4)) == 0, "a block of full attention is gone, too"
-
-
-def test_a_clear_ends_all_groups() -> None:
-    house = House()
-    house.tell(full([101, 102]), side([101], mamba(1)), CLEARED, full([101, 102]))
-    assert house.matched(prompt_of(2)) == 2, "the group holds nothing"
-    house.tell(side([101], mamba(1)))
-    assert house.matched(prompt_of(2)) == 1
-
-
-def test_another_engine_has_other_groups() -> None:
-    house = House()
-    house.tell(full([101, 102]), side([101], mamba(1)))
-    house.tell()
-    payload = encode_batch([full([1, 2]), removed([1], group_idx=1)], ts=9.0)
-    for stream in house.streams:
-        stream.on_live(message(0, payload), 0.0)
-    assert house.matched(prompt_of(2)) == 2
-
-
-def test_a_group_may_turn_out_to_be_another() -> None:
-    house = House()
-    house.tell(full([101, 102, 103]), side([101], sliding(1, 5)))
-    assert house.matched(prompt_of(3)) == 1
-    house.tell(side([102, 103], sliding(1, 9)))
-    assert house.matched(prompt_of(3)) == 3
-    house.tell(side([102], {"group_idx": 1, "kv_cache_spec_kind": "unknown"}))
-    assert house.matched(prompt_of(3)) == 3
-    house.tell(removed([103], group_idx=1))
-    assert house.matched(prompt_of(3)) == 3
-
-
-def test_lower_tiers_go_on_from_where_the_device_stopped() -> None:
-    house = House()
-    cpu: dict[str, Any] = {"medium": "CPU"}
-    house.tell(full([*range(101, 107)]), side([103, 104], sliding(1, 9)))
-    assert house.row(prompt_of(6)) == (4, 4, 4)
-    house.tell(full([105, 106], 104, first=17, **cpu))
-    assert house.row(prompt_of(6)) == (4, 6, 6), "the group tells nothing of the host"
-    house.tell(side([106], sliding(1, 9), **cpu))
-    assert house.row(prompt_of(6)) == (4, 4, 4), "105 is in the window, and nowhere"
-    house.tell(side([105], sliding(1, 9), **cpu))
-    assert house.row(prompt_of(6)) == (4, 6, 6)
-    house.tell(removed([104], group_idx=1), removed([103], group_idx=1))
-    house.tell(removed([101], group_idx=0), full([101], **cpu))
-    assert house.row(prompt_of(6)) == (0, 0, 0), "101 is on the host, 102 only on the device"
-
-
-def test_placeholders_are_blocks_of_their_group() -> None:
-    house = House()
-    here = {"block_size": 0, "token_ids": [], "medium": "CPU"}
-    house.tell(full([101, 102]), side([101], mamba(1)))
-    house.tell(full([101, 102]) | here, side([102], mamba(1)) | here)
-    house.tell(stored([101], [], medium="CPU", group_idx=1) | here)
-    assert house.row(prompt_of(2)) == (1, 2, 2)
-    house.tell(removed([102], group_idx=1, medium="CPU"))
-    assert house.row(prompt_of(2)) == (1, 1, 1)
-
-
-def test_groups_limit_nothing_where_full_attention_is_not_named() -> None:
-    house = House(knows_groups=False)
-    nameless = stored([101, 102], prompt_of(2)) | {"block_size": SIZE}
-    house.tell(nameless, side([101], mamba(1)))
-    house.tell(full([101]))
-    house.tell(side([101], mamba(1)))
-    assert house.matched(prompt_of(2)) == 2, "nor where no batch tells of both"
-    house.tell(full([101]), side([], mamba(1)))
-    assert house.matched(prompt_of(2)) == 1
-
-
 def test_a_long_batch_may_tell_of_both() -> None:
     house = House(knows_groups=False)
     house.tell(full([101]))
@@ -237,51 +116,6 @@ def test_a_long_batch_may_tell_of_both() -> None:
     house.tell(orphan)
     house.tell(full([104], 103, first=13), orphan, side([104], mamba(1)))
     assert house.matched(prompt_of(4)) == 4
-
-
-def test_other_ranks_are_not_limited() -> None:
-    index = KvIndex(SIZE)
-    for rank in (RANK, OTHER):
-        index.attach(rank)
-        index.store(rank, GPU, None, [11, 12, 13], pack(1, 2, 3))
-        index.store(rank, CPU, 13, [14], pack(4))
-    index.groups.store(RANK, GPU, 1, [12], rule=GroupRule(1))
-    assert rows(index, 1, 2, 3) == {RANK: (3, 0, 0), OTHER: (3, 0, 0)}, "not yet"
-    index.groups.limit(RANK)
-    assert rows(index, 1, 2, 3, 4) == {RANK: (2, 0, 0), OTHER: (3, 1, 0)}
-    index.detach(RANK)
-    assert rows(swept(index), 1, 2, 3, 4) == {OTHER: (3, 1, 0)}
-
-
-def test_the_last_token_is_not_reused() -> None:
-    house = House()
-    house.tell(full([*range(101, 105)]), side([102, 103, 104], sliding(1, 9)))
-    hashes = block_hashes(prompt_of(4), SIZE)
-    for tokens, blocks in [(None, 4), (17, 4), (16, 3), (1, 0)]:
-        assert house.index.find_matches(hashes, tokens).rows().get(0, (0,))[0] == blocks
-    house.tell(removed([102], group_idx=1))
-    assert house.index.find_matches(hashes, 17).rows()[0][0] == 4
-    assert not house.index.find_matches(hashes, 16).rows(), "3 blocks would need the second"
-
-
-def test_the_last_token_is_not_reused_from_lower_tiers_either() -> None:
-    house = House()
-    cpu: dict[str, Any] = {"medium": "CPU"}
-    house.tell(full([101, 102]), side([102], mamba(1)))
-    house.tell(full([103, 104], 102, first=9, **cpu), side([103, 104], mamba(1), **cpu))
-    hashes = block_hashes(prompt_of(4), SIZE)
-    assert house.index.find_matches(hashes, 17).rows() == {0: (2, 2, 0)}
-    assert house.index.find_matches(hashes, 16).rows() == {0: (2, 1, 0)}
-
-
-def test_a_block_with_two_names_is_held_under_either() -> None:
-    index = KvIndex(SIZE)
-    index.attach(RANK)
-    index.store(RANK, GPU, None, [11, 12], pack(1, 2))
-    index.store(RANK, GPU, 11, [22], pack(2))
-    index.groups.store(RANK, GPU, 1, [22], rule=GroupRule(1))
-    index.groups.limit(RANK)
-    assert rows(index, 1, 2) == {RANK: (2, 0, 0)}
 
 
 def test_blocks_of_all_groups_fill_the_budget() -> None:
@@ -308,15 +142,6 @@ def test_there_are_not_too_many_groups() -> None:
     rule = GroupRule(1)
     assert [groups.store(0, group, [1], rule) for group in range(66)] == [1] * 64 + [0] * 2
     groups.check()
-
-
-def test_long_events_of_groups_are_written_in_slices() -> None:
-    house = House()
-    names = [*range(1, 2001)]
-    house.tell(full(names, first=1), side(names, mamba(1)))
-    assert house.index.find_matches(block_hashes(prompt_of(2000), SIZE)).rows()[0][0] == 2000
-    house.tell(removed(names[1000:], group_idx=1))
-    assert house.index.find_matches(block_hashes(prompt_of(2000), SIZE)).rows()[0][0] == 1000
 
 
 RECORDED = [one for one in golden("groups/vllm_0.32.0.json")["models"] if "only" not in one["name"]]

@@ -10,7 +10,6 @@ import itertools
 from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +19,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.packing import numbers_in
 from indexer.core.stream import EventStream
-from indexer.types import Scope, Tier, WorkerRank
+from indexer.types import Scope, WorkerRank
 from tests.effort import examples
 from tests.indexer.core.reporting_engine import (
     Chain,
@@ -88,69 +87,6 @@ def store(names: list[int], first: int = 0, parent: int | None = None, **more: A
 PROMPT = [*range(10 * SIZE)]
 
 
-@pytest.mark.parametrize(("in_full", "left"), [(True, 0), (False, 4)])
-def test_a_report_is_no_second_block(in_full: bool, left: int) -> None:
-    house = House(reports_in_full=in_full)
-    house.tell(store([1, 2, 3, 4]))
-    house.tell(store([1, 2, 3, 4]))
-    house.tell(removed([1, 2, 3, 4]))
-    assert house.matched(PROMPT) == left
-
-
-def test_a_report_tells_what_was_not_known() -> None:
-    house = House()
-    house.tell(store([1, 2]))
-    house.tell(store([1, 2, 3, 4]))
-    assert house.matched(PROMPT) == 4
-    house.tell(removed([2]))
-    assert house.matched(PROMPT) == 1
-
-
-def test_a_block_computed_twice_is_held_twice() -> None:
-    house = House()
-    house.tell(store([1, 2, 3]))
-    house.tell(store([1, 2]), store([3], 2, parent=2))  # a report, and what it had to compute again
-    house.tell(removed([3]))
-    assert house.matched(PROMPT) == 3
-    house.tell(removed([3]))
-    assert house.matched(PROMPT) == 2
-
-
-def test_long_reports_are_no_second_blocks() -> None:
-    house, names = House(), [*range(1, 1301)]
-    house.tell(store(names))
-    house.tell(store(names))
-    house.tell(removed(names[700:]))
-    assert house.matched([*range(1300 * SIZE)]) == 700
-
-
-@pytest.mark.parametrize("tier", ["GPU", "CPU"])
-def test_another_tier_or_group_is_another_block(tier: str) -> None:
-    house = House()
-    other: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
-    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
-    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
-    house.tell(store([1, 2], medium="CPU" if tier == "GPU" else "GPU", **SPECS[0]))
-    house.tell(removed([1, 2], medium="GPU", group_idx=0))
-    assert house.matched(PROMPT) == (2 if tier == "GPU" else 0), "group 2 has them still"
-    house.tell(removed([1, 2], medium="GPU", group_idx=2))
-    assert house.matched(PROMPT) == 0
-
-
-def test_a_windows_report_names_blocks_that_it_need_not_hold() -> None:
-    """The engine names every block before the window, too, and holds only the last ones."""
-    house = House()
-    house.tell(store([9], 90, **SPECS[0]), store([9], 90, **SPECS[1]))  # of another prompt
-    house.tell(store([1, 2, 3, 4, 5, 6], **SPECS[0]), store([1, 2, 3, 4, 5, 6], **SPECS[1]))
-    house.tell(removed([1, 2, 3, 4], group_idx=1))
-    assert house.matched(PROMPT[: 4 * SIZE]) == 0
-    house.tell(store([1, 2, 3, 4, 5, 6], **SPECS[0]), store([1, 2, 3, 4, 5, 6], **SPECS[1]))
-    assert house.matched(PROMPT[: 4 * SIZE]) == 0
-    assert house.matched(PROMPT) == 6
-    house.tell(removed([5, 6], group_idx=1))
-    assert house.matched(PROMPT) == 0
-
-
 def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
     """Whether it is a report or was computed anew: the last blocks of the window are there."""
     house = House()
@@ -164,123 +100,11 @@ def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
     assert house.matched(PROMPT) == 4
 
 
-@pytest.mark.parametrize("order", [SPECS, SPECS[::-1]], ids=["main first", "window first"])
-@pytest.mark.parametrize("is_whole", [True, False], ids=["window whole", "window's end"])
-def test_a_prompt_computed_anew_for_its_window_is_held_twice(
-    order: tuple[dict[str, Any], ...], *, is_whole: bool
-) -> None:
-    house, names = House(), [*range(1, 7)]
-
-    def compute() -> None:
-        some = names if is_whole else names[-2:]
-        window = stored(some, PROMPT[: 6 * SIZE], None, block_size=SIZE, **SPECS[1])
-        events = {0: store(names, **SPECS[0]), 1: window}
-        house.tell(*(events[spec["group_idx"]] for spec in order))
-
-    compute()
-    house.tell(removed(names, group_idx=1))
-    compute()
-    assert house.matched(PROMPT) == 6
-    house.tell(removed(names, group_idx=0))
-    assert house.matched(PROMPT) == 6, "the second copies are there"
-    house.tell(*(store(names, **spec) for spec in order))
-    house.tell(removed(names, group_idx=0))
-    assert house.matched(PROMPT) == 0, "a report is no third"
-
-
-def test_a_prompt_computed_anew_is_one_for_groups_of_smaller_blocks_too() -> None:
-    """These tell of half a block more: their verdict is the other groups' all the same."""
-    house, names, fine = House(), [1, 2, 3, 4], [11, 1, 12, 2, 13, 3, 14, 4, 15]
-    tokens, half = PROMPT[: len(fine) * SIZE // 2], SPECS[1] | {"block_size": SIZE // 2}
-    for _ in range(2):
-        house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
-        assert house.matched(PROMPT) == 4
-        house.tell(removed(fine, group_idx=1))
-    house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
-    house.tell(removed(names, group_idx=0))
-    assert house.matched(PROMPT) == 4, "it was computed three times"
-
-
-def test_a_report_is_of_one_tier() -> None:
-    house, names = House(), [*range(1, 7)]
-    house.tell(*(store(names, **spec) for spec in SPECS))
-    house.tell(store(names, **SPECS[0]), store(names, medium="CPU", **SPECS[1]))
-    assert not house.index.groups.lacking(RANK, Tier.HOST_PINNED, 1, names), "these were stored"
-
-
 def test_keys_of_smaller_blocks_are_not_those_of_the_partitions() -> None:
     house, keys = House(), [None, None, None, [7]]
     half = SPECS[1] | {"block_size": SIZE // 2, "extra_keys": keys}
     house.tell(stored([11, 1, 12, 2], PROMPT[: 2 * SIZE], None, **half), store([1, 2], **SPECS[0]))
     assert house.matched(PROMPT) == 2
-
-
-def test_a_report_after_no_group_limits_matches_any_more() -> None:
-    house, names = House(), [1, 2, 3, 4]
-    house.tell(*(store(names, **spec) for spec in SPECS))
-    house.tell(store([5], 4, 4, group_idx=1, kv_cache_spec_kind="sliding_window"))  # no window
-    house.tell(store(names, **SPECS[0]))
-    house.tell(removed(names, group_idx=0))
-    assert house.matched(PROMPT) == 0
-
-
-@pytest.mark.parametrize("lost", range(3))
-def test_all_groups_compute_a_prompt_anew_if_one_lacks_what_it_needs(lost: int) -> None:
-    state: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
-    house, specs = House(), [*SPECS, state]
-    for _ in range(2):
-        house.tell(*(store([1, 2, 3], **spec) for spec in specs))
-        house.tell(removed([1, 2, 3], group_idx=lost))
-    house.tell(*(store([1, 2, 3], **spec) for spec in specs))
-    for group in range(3):
-        assert house.matched(PROMPT) == 3, f"groups before {group} have been stored twice"
-        if group != lost:
-            house.tell(removed([1, 2, 3], group_idx=group))
-
-
-def test_long_reports_of_groups_are_looked_up_in_steps() -> None:
-    index, names = KvIndex(SIZE), [*range(1, 3001)]
-    stream, numbers = _stream(index), itertools.count()
-
-    def tell(*events: dict[str, Any]) -> int:
-        stream.on_live(message(next(numbers), encode_batch([*events])), 0.0)
-        turns = 0
-        while stream.is_busy:
-            stream.resume(0.0)
-            turns += 1
-        return turns
-
-    def matched() -> int:
-        rows = index.find_matches(block_hashes([*range(3000 * SIZE)], SIZE)).rows()
-        return rows[0][0] if rows else 0
-
-    both = [store(names, **spec) for spec in SPECS]
-    tell(*both)
-    tell(removed(names[:-2], group_idx=1))
-    assert tell(*both) > 6, "a report"
-    tell(removed(names[-1:], group_idx=1))
-    assert matched() == 0
-    assert tell(*both) > 12, "nothing was found, and everything is stored"
-    tell(removed(names, group_idx=0))
-    assert matched() == 3000, "it was computed anew"
-
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_prompt_that_ends_with_its_only_match_computes_it_anew(*, is_whole: bool) -> None:
-    """The engine computes a prompt's last token: it finds less of one that is these blocks."""
-    index = KvIndex(SIZE)
-    stream = _stream(index)
-    state: dict[str, Any] = {"group_idx": 1, "kv_cache_spec_kind": "mamba"}
-    told = encode_batch([store([1, 2], **SPECS[0]), store([2], 1, **state)])
-    stream.on_live(message(0, told), 0.0)
-    if is_whole:
-        index.groups.note_whole_prompt(block_hashes(PROMPT[: 2 * SIZE], SIZE))
-    told = encode_batch([store([1, 2], **spec) for spec in (SPECS[0], state)])
-    stream.on_live(message(1, told), 0.0)
-    stream.on_live(message(2, encode_batch([removed([1, 2])])), 0.0)
-    assert not stream.is_busy
-    index.check()
-    assert bool(index.find_matches(block_hashes(PROMPT, SIZE)).rows()) is is_whole
 
 
 def _stream(index: KvIndex) -> EventStream:
@@ -292,19 +116,6 @@ def _stream(index: KvIndex) -> EventStream:
         has_replay=False,
         reports_in_full=True,
     )
-
-
-def test_a_store_without_blocks_is_no_report() -> None:
-    """An engine without full attention may tell of a chunk, none of whose blocks it keeps."""
-    index = KvIndex(SIZE)
-    stream = _stream(index)
-    windows = [SPECS[1] | {"group_idx": group} for group in range(2)]
-    for number, names in enumerate(([1, 2, 3], [])):
-        payload = encode_batch([store(names, **window) for window in windows])
-        stream.on_live(message(number, payload), 0.0)
-    assert not stream.is_busy
-    index.check()
-    assert index.find_matches(block_hashes(PROMPT, SIZE)).rows()[0][0] == 3
 
 
 LAYOUTS: tuple[list[GroupRule | None], ...] = (
