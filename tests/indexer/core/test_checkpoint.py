@@ -123,44 +123,6 @@ def test_references_groups_and_second_names() -> None:
     assert copy.find_matches(pack_u64([1, 2])).rows() == {0: (2, 0, 0)}, "stored twice"
 
 
-def test_holes_keep_the_names_that_place_what_follows() -> None:
-    index = KvIndex(16)
-    store(index, 1, 10)
-    store(index, 100, 4, 10)
-    store(index, 200, 4, 10)
-    index.remove(MINE, Tier.DEVICE, [4, 5, 6, 9, 10])
-    copy = survives(index)
-    for one in (index, copy):
-        store(one, 7, 1, 6, tier=Tier.HOST_PINNED)  # its parent is lost, its place is known
-        store(one, 4, 3, 3)
-        store(one, 9, 2, 8)
-    assert portrait(copy, MINE) == portrait(index, MINE)
-    assert copy.find_matches(pack_u64([*range(1, 11), *range(200, 204)])).rows() == {0: (14, 0, 0)}
-
-
-def test_a_node_of_old_names_only() -> None:
-    index = KvIndex(16)
-    for rank in (MINE, OTHER):
-        store(index, 1, 4, rank=rank)
-        store(index, 10, 4, 4, rank=rank)
-    store(index, 20, 2, 4, rank=OTHER)
-    index.remove(MINE, Tier.DEVICE, [1, 2, 3, 4])
-    copy = survives(index)
-    store(copy, 1, 4)
-    assert copy.find_matches(pack_u64([1, 2, 3, 4, 10, 11, 12, 13])).rows() == {0: (8, 0, 0)}
-
-
-def test_what_waits_for_its_parent() -> None:
-    index = KvIndex(16)
-    store(index, 1, 2)
-    store(index, 50, 3, 40)
-    store(index, 60, 2, 52, tier=Tier.DISK)
-    copy = survives(index)
-    assert copy.stats.orphan_blocks == 5
-    store(copy, 40, 1, 2)
-    assert copy.find_matches(pack_u64([1, 2, 40, 50, 51, 52])).rows() == {0: (6, 0, 0)}
-
-
 def test_what_only_a_dump_has_told() -> None:
     index = KvIndex(16)
     blocks = [DumpBlock(block_hash=name, tokens_hash=name) for name in (1, 2, 3)]

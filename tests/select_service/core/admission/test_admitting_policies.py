@@ -172,16 +172,6 @@ def test_slo_shed_lets_in_who_waits_for_long_answers_as_they_end() -> None:
     assert isinstance(waits.answer, Selection)
 
 
-def test_slo_shed_expires_at_the_target() -> None:
-    some = saturated()
-    ticket = ticket_of(some.take("c", 2, slo_class="critical", slo_ttft_ms=500))
-    assert some.core.next_deadline() == some.now + 0.5
-    some.now += 0.5
-    some._did(some.core.refuse_late(some.now))
-    assert isinstance(ticket.answer, AdmissionRefused)
-    assert some.core.partitions[DEFAULT].pending_count == 0
-
-
 def test_whose_time_is_up_is_known_without_a_look_at_every_scope(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

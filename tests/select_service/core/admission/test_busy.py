@@ -32,12 +32,6 @@ def test_edges(thresholds: dict[str, Any], report: dict[str, Any], busy: bool) -
     assert rank_busy(read(thresholds), RankReport(**report)) == busy
 
 
-def test_a_worker_without_ranks_is_not_busy() -> None:
-    board = BusyRanks()
-    board.set_thresholds(read({FIELD_TOKENS: 0}))
-    assert not board.all_busy(slice(0, 0))
-
-
 def test_only_declared_ranks_count() -> None:
     board = BusyRanks()
     board.set_thresholds(read({FIELD_DECODE: 0.5}))

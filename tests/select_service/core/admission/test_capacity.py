@@ -37,14 +37,6 @@ def test_full_slots_are_no_candidates_and_room_is_shared_out() -> None:
     caps.check()
 
 
-def test_no_cap_is_never_full() -> None:
-    caps = WorkerCaps()
-    caps.attach(1, [0], None)
-    caps.note(1, 10**9)
-    assert not caps.all_full(slice(0, 1))
-    assert caps.open_rows(slice(0, 1)) == slice(0, 1)
-
-
 def test_a_changed_record_keeps_what_is_there() -> None:
     caps = WorkerCaps()
     caps.attach(1, [0], 4, 4)

@@ -30,22 +30,6 @@ def serve_all(queue: FairQueue[str], band: int = 0) -> list[str]:
     return served
 
 
-def test_the_tenant_that_got_least_is_next() -> None:
-    queue: FairQueue[str] = FairQueue([99])
-    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
-        wait(queue, name)
-    assert serve_all(queue) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_costs_count_not_requests() -> None:
-    queue: FairQueue[str] = FairQueue([99])
-    for name in ("a1", "a2"):
-        wait(queue, name, work=30)
-    for name in ("b1", "b2", "b3", "b4"):
-        wait(queue, name, work=10)
-    assert serve_all(queue) == ["a1", "b1", "b2", "b3", "a2", "b4"]
-
-
 def test_inside_a_flow_the_earliest_deadline_is_next() -> None:
     queue: FairQueue[str] = FairQueue([99])
     for name, deadline in (("a1", 3.0), ("a2", 1.0), ("a3", 2.0), ("a4", 1.0)):

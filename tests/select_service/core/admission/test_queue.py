@@ -32,10 +32,6 @@ def order(policy: QueuePolicy, *arrivals: Ticket) -> list[int]:
     return [arrivals.index(one) for one in queue.tickets()]
 
 
-def test_first_come_first_served() -> None:
-    assert order("fcfs", ticket(), ticket(), ticket()) == [0, 1, 2]
-
-
 def test_a_jump_counts_seconds_and_negative_ones_count_nothing() -> None:
     first, late, back = ticket(), ticket(priority_jump=1.5), ticket(priority_jump=-9.0)
     assert order("fcfs", first, late, back) == [1, 0, 2]
@@ -100,8 +96,3 @@ def test_leaving_from_the_middle_keeps_the_sums() -> None:
     assert (len(queue), queue.pending_isl_tokens, queue.pending_cached_tokens) == (2, 40, 0)
     assert queue.head() is tickets[0]
     queue.check()
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "wspt"])
-def test_an_empty_queue_has_no_head(policy: QueuePolicy) -> None:
-    assert PendingQueue().head() is None

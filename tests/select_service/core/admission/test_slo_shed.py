@@ -114,15 +114,6 @@ def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
     assert outcomes(policy, idle, ["batch"]) == ["admit"]
 
 
-def test_a_full_band_refuses_and_others_do_not() -> None:
-    policy = policy_of(quotas={"critical": 1, "standard": 2, "batch": 1})
-    pool = FixedPool(2.0)
-    policy.enqueue(AdmissionRequest(1, "critical"), "c", 0.0)
-    verdict = policy.judge(AdmissionRequest(1, "critical"), pool, 0.0)
-    assert (verdict.outcome, verdict.reason) == ("refuse", "band-full")
-    assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "wait"]
-
-
 def test_a_tenant_with_its_share_is_told_that_and_alone_it_has_all_of_the_quota() -> None:
     policy = policy_of(quotas={"batch": 10})
     pool = FixedPool(2.0)

@@ -19,7 +19,6 @@ from tests.select_service.planner.golden import PROFILE
 
 SURFACE = surface_of(read_profile(PROFILE))
 MIXED = Lengths(((500.0, 0.6), (3000.0, 0.3), (9000.0, 0.1)))
-SAME = Lengths.single(MIXED.mean)
 
 
 def waits(queue: PrefillQueue, rate: float, engines: int, seed: int) -> list[float]:
@@ -35,14 +34,6 @@ def waits(queue: PrefillQueue, rate: float, engines: int, seed: int) -> list[flo
         heapq.heappush(free, start + service)
         told.append(start + service - now)
     return told
-
-
-def test_one_engine_by_the_closed_form() -> None:
-    queue = PrefillQueue(SURFACE.prefill, Lengths.single(3000))
-    need = queue.need(9.74, 0.5, None, pooled=False)
-    assert need.engines == pytest.approx(1.0, abs=1e-3)
-    assert need.terms["rho"] == pytest.approx(0.898, abs=5e-4)
-    assert math.ceil(queue.need(30.0, 0.5, None, pooled=False).engines) == 4
 
 
 @pytest.mark.parametrize("attainment", [None, 0.99])
@@ -66,12 +57,6 @@ def test_pooled_engines_are_enough_and_one_fewer_is_not(
     assert kept(engines) >= -0.002
     if engines > 1 and attainment is not None:
         assert kept(engines - 1) < 0.0
-
-
-def test_the_mix_of_lengths_counts_not_only_its_mean() -> None:
-    mixed = PrefillQueue(SURFACE.prefill, MIXED).need(30.0, 0.5, None, pooled=False)
-    same = PrefillQueue(SURFACE.prefill, SAME).need(30.0, 0.5, None, pooled=False)
-    assert mixed.engines > same.engines
 
 
 def test_what_is_cached_is_not_computed() -> None:

@@ -42,24 +42,6 @@ def test_what_starts_is_kept_while_it_may_still_be_wanted() -> None:
     assert steady.next(9, 7, 2, now=362.0) == (9, "")
 
 
-def test_what_was_given_up_was_no_start() -> None:
-    start = StartTime(prior_s=120.0)
-    start.follow(PoolState(2, 2), 0.0)
-    start.follow(PoolState(4, 2), 10.0)
-    start.follow(PoolState(2, 2), 900.0)
-    assert start.seconds == 120.0
-
-
-def test_noise_does_not_flap() -> None:
-    steady = StabilizationWindow(PoolSettings(stabilisation_s=600.0))
-    current, changes = 5, 0
-    for step in range(100):
-        count, _ = steady.next(5 + step % 2, current, 0, now=180.0 * step)
-        changes += count != current
-        current = count
-    assert changes == 1
-
-
 def test_replicas_that_come_one_after_the_other_are_waited_for() -> None:
     time = StartTime(prior_s=100.0, give_up_s=1800.0)
 
