@@ -14,13 +14,11 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
-from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter, WorkDone
-from select_service.core.ledger.rank_speeds import RankSpeeds
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.slot_loads import SlotLoads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot
     from select_service.core.columns import Floats
@@ -38,45 +36,8 @@ class RecordedRankLoad(NamedTuple):
     running: int | None = None  # in its batch, if reported
 
 
-class RecordedLoads:
-    """The columns of a pool; see `Loads`."""
-
-    def __init__(self) -> None:
-        self.prefill: Floats = np.zeros(0)
-        self.decode: Floats = np.zeros(0)
-        self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.prefilling = 0
-        self.prefill_backlog = 0
-        self.work = WorkDone()
-        self.speeds = RankSpeeds()
-
-    def ensure(self, capacity: int) -> None:
-        """Make room for slots below `capacity`; never shrinks."""
-        missing = capacity - len(self.prefill)
-        if missing > 0:
-            for name in ("prefill", "decode", "requests", "computing"):
-                column = getattr(self, name)
-                more = np.zeros(missing, dtype=column.dtype)
-                setattr(self, name, np.concatenate([column, more]))
-            self.work.ensure(capacity)
-
-    def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
-        """Set the load of a slot."""
-        self.work.at = max(self.work.at, now)
-        before, tokens = int(self.prefill[slot]), int(load.prefill_tokens)
-        self.prefill_backlog += tokens - before
-        if tokens and not before:
-            self.work.starts(slot)
-        elif before and not tokens:
-            self.work.stops(slot)
-        self.prefilling += load.prefilling - int(self.computing[slot])
-        self.prefill[slot], self.decode[slot] = tokens, load.decode_blocks
-        self.requests[slot], self.computing[slot] = load.requests, load.prefilling
-
-
 class RecordedPool(PoolLoad):
-    """A pool with its own loads."""
+    """A pool whose loads are told, not booked."""
 
     def __init__(
         self,
@@ -84,7 +45,7 @@ class RecordedPool(PoolLoad):
         *,
         prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
     ) -> None:
-        self.told = RecordedLoads()
+        self.told = SlotLoads()
         meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
         super().__init__(self.told, limits, meter)
 
@@ -98,13 +59,26 @@ class RecordedPool(PoolLoad):
     def detach(self, slot: int) -> None:
         """Remove a rank with its load."""
         if slot < len(self.told.prefill):
-            self.told.note(slot, RecordedRankLoad(), self.told.work.at)
+            self._set(slot, RecordedRankLoad(), self.told.work.at)
         super().detach(slot)
 
     def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
-        """Set the load of a attached slot."""
-        self.told.note(slot, load, now)
+        """Set the load of an attached slot."""
+        self._set(slot, load, now)
         self.tell_waiting(slot, load.waiting, load.running)
+
+    def _set(self, slot: int, load: RecordedRankLoad, now: float) -> None:
+        told = self.told
+        told.work.at = max(told.work.at, now)
+        before, tokens = int(told.prefill[slot]), int(load.prefill_tokens)
+        told.prefill_backlog += tokens - before
+        if tokens and not before:
+            told.work.starts(slot)
+        elif before and not tokens:
+            told.work.stops(slot)
+        told.prefilling += load.prefilling - int(told.computing[slot])
+        told.prefill[slot], told.decode[slot] = tokens, load.decode_blocks
+        told.requests[slot], told.computing[slot] = load.requests, load.prefilling
 
     def prefilled(
         self, slot: int, tokens: int, booked_at: float, now: float, queued: int | None = None

@@ -1,6 +1,6 @@
 """The booked load of ranks as columns by slot: what `pool_load.py` reads.
 
-The ledger keeps them (`slot_loads.py`), in simulations `simulator/trial_pool.py` does.
+The ledger keeps them (`slot_loads.py`); `simulator/trial_pool.py` sets the same ones by hand.
 """
 
 from __future__ import annotations

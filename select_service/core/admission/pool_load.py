@@ -1,7 +1,7 @@
 """The load of a partition's ranks as policies see it: columns, evaluated on demand.
 
-The columns are kept by the ledger (`slot_loads.py`), in simulations by
-`simulator/trial_pool.py`. Nothing here follows their changes: one expression over all ranks
+The columns are kept by the ledger (`slot_loads.py`), and set by hand where a policy is
+tried (`simulator/trial_pool.py`). Nothing here follows their changes: one expression over all ranks
 costs less than following the three changes of each request, and no sum can drift. It knows no
 classes and decides nothing.
 """
