@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from heapq import heappop, heappush
 from itertools import count, islice
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from select_service.simulator.trace_lines import BadTrace, decoded, numbered
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = [
     "FORMATS",
@@ -52,20 +52,12 @@ _END_MAX_S: Final = 2 * SPAN_MAX_S
 
 _NAMES: Final = 1 << 64
 
+TraceReader: TypeAlias = "Callable[[Iterable[bytes], int], Iterator[ClientRequest]]"
+"""Turns the lines of a file lazily into requests with blocks of so many tokens, in file order.
 
-class TraceReader(Protocol):
-    """Turns the lines of a file into requests with blocks of `block_size` tokens, in file order.
-
-    Times may begin anywhere; `in_order` is applied afterwards.
-    """
-
-    def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
-        """Read lazily.
-
-        Raises:
-            BadTrace: a line cannot be read.
-            ValueError: the format has no blocks of that size.
-        """
+Times may begin anywhere; `in_order` is applied afterwards. It raises BadTrace for a line that
+cannot be read, and ValueError if the format has no blocks of that size.
+"""
 
 
 def in_order(requests: Iterable[ClientRequest]) -> list[ClientRequest]:

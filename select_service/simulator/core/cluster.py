@@ -129,9 +129,9 @@ class Cluster:
         """Blocks evicted for lack of room, including those of workers that are gone."""
         return self._fleet.evictions
 
-    def worker_ids(self, pool: str, *, draining: bool = False) -> list[int]:
-        """Return the workers of a pool, oldest first: starting and ready ones, or all."""
-        return self._fleet.ids(pool, draining=draining)
+    def worker_ids(self, pool: str) -> list[int]:
+        """Return the workers of a pool that are starting or ready, oldest first."""
+        return self._fleet.ids(pool)
 
     def offer(self, request: ClientRequest) -> None:
         """Schedule a request's arrival, not before `now`."""
@@ -157,13 +157,11 @@ class Cluster:
             self._ready(worker_id)
         return worker_id
 
-    def remove_worker(self, worker_id: int, now: float, *, drain: bool = True) -> None:
-        """Remove a worker: after it has finished its work, or at once with all of it."""
+    def remove_worker(self, worker_id: int, now: float) -> None:
+        """Remove a worker after it has finished its work; `fail_worker` does so at once."""
         self._time.come_to(now)
         fleet_worker = self._fleet_workers[worker_id]
-        if not drain:
-            self._die(worker_id)
-        elif fleet_worker.state == "starting":
+        if fleet_worker.state == "starting":
             self._fleet.leave(worker_id, self.now)
         elif fleet_worker.state == "ready":
             fleet_worker.state = "draining"

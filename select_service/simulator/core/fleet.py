@@ -59,13 +59,12 @@ class SimulatedFleet:
         self.fleet_workers[worker_id] = FleetWorker(worker, pool)
         return worker_id
 
-    def leave(self, worker_id: int, now: float) -> FleetWorker:
+    def leave(self, worker_id: int, now: float) -> None:
         """Remove a worker; its costs stay in the books."""
         self.account(now)
         fleet_worker = self.fleet_workers.pop(worker_id)
         fleet_worker.state = "gone"
         self._evictions += fleet_worker.worker.pool.evictions
-        return fleet_worker
 
     @property
     def evictions(self) -> int:
@@ -74,12 +73,12 @@ class SimulatedFleet:
             fleet_worker.worker.pool.evictions for fleet_worker in self.fleet_workers.values()
         )
 
-    def ids(self, pool: str, *, draining: bool = False) -> list[int]:
-        """Return the workers of a pool, oldest first: starting and ready ones, or all."""
+    def ids(self, pool: str) -> list[int]:
+        """Return the workers of a pool that are starting or ready, oldest first."""
         return [
             worker_id
             for worker_id, fleet_worker in self.fleet_workers.items()
-            if fleet_worker.pool == pool and (draining or fleet_worker.state != "draining")
+            if fleet_worker.pool == pool and fleet_worker.state != "draining"
         ]
 
     def account(self, now: float) -> None:

@@ -359,24 +359,3 @@ class TieredKvPool(_BackedKvPool):
     def loading_s(self) -> float:
         seconds, self._loading_s = self._loading_s, 0.0
         return seconds
-
-
-class BlockSet:
-    """A set of blocks."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-
-    def add(self, chain: array[int], most: int) -> int:
-        """Add the blocks of a chain.
-
-        Returns how many of its first `most` were present, up to the first that was missing.
-        """
-        seen = self._seen
-        known = 0
-        for block in chain[:most]:
-            if block not in seen:
-                break
-            known += 1
-        seen.update(chain[known:])
-        return known

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from select_service.simulator.core.kv_pool import BlockSet
 from select_service.simulator.core.observation import coefficient_of_variation, middle_of_bin
 
 if TYPE_CHECKING:
@@ -101,11 +100,17 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 def ceiling_of(requests: Iterable[ClientRequest], block_size: int) -> float:
     """Return the hit rate of one infinite cache that holds each prompt as soon as it arrives."""
-    seen = BlockSet()
+    seen: set[int] = set()
     found = total = 0
     for request in requests:
         total += request.isl
-        found += seen.add(request.blocks, (request.isl - 1) // block_size)
+        known = 0
+        for block in request.blocks[: (request.isl - 1) // block_size]:
+            if block not in seen:
+                break
+            known += 1
+        found += known
+        seen.update(request.blocks[known:])
     return found * block_size / total if total else 0.0
 
 

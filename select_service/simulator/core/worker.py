@@ -443,9 +443,8 @@ class EngineWorker:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def kill(self) -> list[EngineJob]:
-        """Lose everything; returns the jobs that were here."""
-        lost = [*self._running, *self.waiting]
+    def kill(self) -> None:
+        """Lose everything."""
         self.due = _NEVER
         self._running.clear()
         self.waiting.clear()
@@ -453,7 +452,6 @@ class EngineWorker:
         self._chunks, self._ends, self._phases, self._waited = [], [], [], []
         self._kv_tokens = self._stretch = 0
         self.pool = KvPool(self.pool.capacity)
-        return lost
 
     def check(self) -> None:
         """Assert all invariants of the engine."""

@@ -108,12 +108,12 @@ def test_every_request_ends_once_and_nothing_is_left(
         cluster.advance(cluster.now + data.draw(st.floats(0.0, 1.5)))
         pool = data.draw(st.sampled_from(sorted(pools)))
         ids = cluster.worker_ids(pool)
-        what = data.draw(st.sampled_from(["add", "start", "drain", "take", "fail", "back"]))
+        what = data.draw(st.sampled_from(["add", "start", "drain", "fail", "back"]))
         if what in {"add", "start"} or len(ids) < 2:
             cluster.add_worker(pool, cluster.now, 0.5 * (what == "start"))
-        elif what in {"drain", "take"}:
+        elif what == "drain":
             gone = data.draw(st.sampled_from(ids))
-            cluster.remove_worker(gone, cluster.now, drain=what == "drain")
+            cluster.remove_worker(gone, cluster.now)
         else:
             gone = data.draw(st.sampled_from(ids))
             cluster.fail_worker(gone, cluster.now, 0.2 if what == "back" else None)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.simulator.core.kv_events import KvEvent, Removed, Stored
-from select_service.simulator.core.kv_pool import BlockSet, KvPool
+from select_service.simulator.core.kv_pool import KvPool
 from select_service.simulator.core.requests import chain_of
 from tests.effort import examples
 
@@ -162,14 +162,3 @@ def test_what_is_not_here_is_not_used_or_released() -> None:
         pool.take(5)
     with pytest.raises(ValueError, match="at least one block"):
         KvPool(0)
-
-
-@given(chains=st.lists(st.tuples(st.lists(_BLOCKS, max_size=40), st.integers(0, 40)), max_size=20))
-def test_blocks_that_were_seen(chains: list[tuple[list[int], int]]) -> None:
-    seen, naive = BlockSet(), set[int]()
-    for chain, most in chains:
-        known = 0
-        while known < min(most, len(chain)) and chain[known] in naive:
-            known += 1
-        assert seen.add(chain_of(chain), most) == known
-        naive.update(chain)
