@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
+
+from tests import wait
 
 
 def run_by(
@@ -44,3 +47,18 @@ def run_by(
         return run
 
     return made
+
+
+def within(
+    context: Callable[..., AbstractAsyncContextManager[Any]], *fixtures: str, **options: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run a coroutine within a context, as a test: its first arguments are what that yields."""
+
+    def play(use: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
+        async def run() -> None:
+            async with context(**given) as found:
+                await use(*(found if isinstance(found, tuple) else (found,)))
+
+        wait.run(run())
+
+    return run_by(play, *fixtures, **options)

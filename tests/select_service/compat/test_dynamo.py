@@ -47,60 +47,52 @@ def heard(service: SelectionService) -> int:
     return len(service._driver.core.replicas.publishers.views)
 
 
-def test_a_request_as_ray_makes_it() -> None:
-    async def play() -> None:
-        service = SelectionService(indexer_threads=4)
-        assert (await service.upsert_worker(WORKER))["kv_events_endpoints"] == {
-            0: "tcp://127.0.0.1:9"
+async def test_a_request_as_ray_makes_it() -> None:
+    service = SelectionService(indexer_threads=4)
+    assert (await service.upsert_worker(WORKER))["kv_events_endpoints"] == {0: "tcp://127.0.0.1:9"}
+    chosen = await service.select_and_reserve(
+        {
+            "model_name": "default",
+            "tenant_id": "default",
+            "selection_id": "r",
+            "token_ids": TOKENS,
+            "allowed_worker_ids": [1],
+            "expected_output_tokens": None,
         }
-        chosen = await service.select_and_reserve(
-            {
-                "model_name": "default",
-                "tenant_id": "default",
-                "selection_id": "r",
-                "token_ids": TOKENS,
-                "allowed_worker_ids": [1],
-                "expected_output_tokens": None,
-            }
-        )
-        assert chosen["selection_id"] == "r"
-        assert "reservation_id" not in chosen
-        assert (chosen["worker_id"], chosen["dp_rank"]) == (1, 0)
-        assert chosen["overlap"]["longest_matched"] == 0
-        assert loads(service) == [64, 4, 1]
-        await service.prefill_complete("r")
-        service.add_output_block("r", decay_fraction=1.0)
-        assert loads(service) == [0, 5, 1]
-        peer = SelectionService()
-        await peer.upsert_worker(WORKER)
-        copied = ("worker_id", "dp_rank", "sequence_hashes", "isl_tokens")
-        facts = {name: chosen[name] for name in (*copied, "effective_prefill_tokens")}
-        await peer.create_reservation({"selection_id": "r", **facts})
-        assert loads(peer) == [64, 4, 1]
-        await peer.free_reservation("r")
-        await service.free_reservation("r")
-        assert loads(peer) == loads(service) == [0, 0, 0]
-        for one in (peer, service):
-            await one.shutdown_async()
-
-    run(play())
+    )
+    assert chosen["selection_id"] == "r"
+    assert "reservation_id" not in chosen
+    assert (chosen["worker_id"], chosen["dp_rank"]) == (1, 0)
+    assert chosen["overlap"]["longest_matched"] == 0
+    assert loads(service) == [64, 4, 1]
+    await service.prefill_complete("r")
+    service.add_output_block("r", decay_fraction=1.0)
+    assert loads(service) == [0, 5, 1]
+    peer = SelectionService()
+    await peer.upsert_worker(WORKER)
+    copied = ("worker_id", "dp_rank", "sequence_hashes", "isl_tokens")
+    facts = {name: chosen[name] for name in (*copied, "effective_prefill_tokens")}
+    await peer.create_reservation({"selection_id": "r", **facts})
+    assert loads(peer) == [64, 4, 1]
+    await peer.free_reservation("r")
+    await service.free_reservation("r")
+    assert loads(peer) == loads(service) == [0, 0, 0]
+    for one in (peer, service):
+        await one.shutdown_async()
 
 
-def test_a_call_has_begun_when_it_returns() -> None:
-    async def play() -> None:
-        service = SelectionService()
-        service.upsert_worker(WORKER)
-        service.create_reservation({"selection_id": "r", "worker_id": 1, "token_ids": TOKENS})
-        chosen = await service.select({"token_ids": TOKENS})
-        assert chosen["potential_decode_blocks"] == 4  # shared with the reservation
-        assert loads(service) == [64, 4, 1]
-        service.shutdown()
-        with pytest.raises(SelectionServiceError, match="shutting down") as refused:
-            await service.select({"token_ids": TOKENS})
-        assert (refused.value.kind, refused.value.status_code) == ("not_ready", 503)
-        await service.shutdown_async()
-
-    run(play())
+async def test_a_call_has_begun_when_it_returns() -> None:
+    service = SelectionService()
+    service.upsert_worker(WORKER)
+    service.create_reservation({"selection_id": "r", "worker_id": 1, "token_ids": TOKENS})
+    chosen = await service.select({"token_ids": TOKENS})
+    assert chosen["potential_decode_blocks"] == 4  # shared with the reservation
+    assert loads(service) == [64, 4, 1]
+    service.shutdown()
+    with pytest.raises(SelectionServiceError, match="shutting down") as refused:
+        await service.select({"token_ids": TOKENS})
+    assert (refused.value.kind, refused.value.status_code) == ("not_ready", 503)
+    await service.shutdown_async()
 
 
 def test_built_without_a_loop_it_serves_every_loop_and_thread() -> None:
@@ -126,19 +118,16 @@ def test_built_without_a_loop_it_serves_every_loop_and_thread() -> None:
     service.shutdown()
 
 
-def test_built_on_a_loop_it_is_called_from_other_threads() -> None:
-    async def play() -> None:
-        service = SelectionService()
+async def test_built_on_a_loop_it_is_called_from_other_threads() -> None:
+    service = SelectionService()
 
-        async def elsewhere() -> Any:
-            await service.upsert_worker(WORKER)
-            return service.ready()
+    async def elsewhere() -> Any:
+        await service.upsert_worker(WORKER)
+        return service.ready()
 
-        ready = await asyncio.to_thread(asyncio.run, elsewhere())
-        assert ready["ready"] is True
-        await service.shutdown_async()
-
-    run(play())
+    ready = await asyncio.to_thread(asyncio.run, elsewhere())
+    assert ready["ready"] is True
+    await service.shutdown_async()
 
 
 def test_dropped_it_ends_its_thread() -> None:
@@ -151,69 +140,56 @@ def test_dropped_it_ends_its_thread() -> None:
     block_until(lambda: not thread.is_alive())
 
 
-def test_cancelling_a_call_that_waits_withdraws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_a_call_that_waits_withdraws_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_ROUTER_QUEUE_THRESHOLD", "0.5")
-
-    async def play() -> None:
-        service = SelectionService()
-        await service.upsert_worker(WORKER | {"max_num_batched_tokens": 64})
-        await service.select_and_reserve({"selection_id": "a", "token_ids": TOKENS})
-        waiting = service.select_and_reserve({"selection_id": "b", "token_ids": TOKENS})
-        await until(lambda: service.loads()[0]["pending_count"] == 1)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert service.loads()[0]["pending_count"] == 0
-        await service.free_reservation("a")
-        assert loads(service) == [0, 0, 0]
-        await service.shutdown_async()
-
-    run(play())
+    service = SelectionService()
+    await service.upsert_worker(WORKER | {"max_num_batched_tokens": 64})
+    await service.select_and_reserve({"selection_id": "a", "token_ids": TOKENS})
+    waiting = service.select_and_reserve({"selection_id": "b", "token_ids": TOKENS})
+    await until(lambda: service.loads()[0]["pending_count"] == 1)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert service.loads()[0]["pending_count"] == 0
+    await service.free_reservation("a")
+    assert loads(service) == [0, 0, 0]
+    await service.shutdown_async()
 
 
-def test_no_queue_unless_a_variable_asks_for_one() -> None:
-    async def play() -> None:
-        service = SelectionService()
-        await service.upsert_worker(WORKER | {"max_num_batched_tokens": 1})
-        for number in range(3):
-            await service.select_and_reserve({"selection_id": str(number), "token_ids": TOKENS})
-        assert loads(service)[2] == 3
-        await service.shutdown_async()
-
-    run(play())
+async def test_no_queue_unless_a_variable_asks_for_one() -> None:
+    service = SelectionService()
+    await service.upsert_worker(WORKER | {"max_num_batched_tokens": 1})
+    for number in range(3):
+        await service.select_and_reserve({"selection_id": str(number), "token_ids": TOKENS})
+    assert loads(service)[2] == 3
+    await service.shutdown_async()
 
 
-def test_a_selection_is_reserved_once() -> None:
-    async def play() -> None:
-        service = SelectionService(selection_cache=SelectionCacheConfig(max_entries=2))
-        await service.upsert_worker(WORKER)
-        for name in ("old", "s", "t"):
-            await service.select({"token_ids": TOKENS, "selection_id": name})
-        assert (await service.create_reservation({"selection_id": "s"}))["worker_id"] == 1
-        for name in ("s", "old"):
-            with pytest.raises(SelectionServiceError, match="no pending selection"):
-                await service.create_reservation({"selection_id": name})
-        assert loads(service) == [64, 4, 1]
-        await service.shutdown_async()
-
-    run(play())
+async def test_a_selection_is_reserved_once() -> None:
+    service = SelectionService(selection_cache=SelectionCacheConfig(max_entries=2))
+    await service.upsert_worker(WORKER)
+    for name in ("old", "s", "t"):
+        await service.select({"token_ids": TOKENS, "selection_id": name})
+    assert (await service.create_reservation({"selection_id": "s"}))["worker_id"] == 1
+    for name in ("s", "old"):
+        with pytest.raises(SelectionServiceError, match="no pending selection"):
+            await service.create_reservation({"selection_id": name})
+    assert loads(service) == [64, 4, 1]
+    await service.shutdown_async()
 
 
-def test_sessions_by_both_names() -> None:
-    async def play() -> None:
-        service = SelectionService(session_affinity_ttl_secs=60)
-        for number in (1, 2):
-            await service.upsert_worker(WORKER | {"worker_id": number})
-        first = {"selection_id": "a", "session_id": "z", "allowed_worker_ids": [2]}
-        await service.select_and_reserve({"token_ids": TOKENS, **first})
-        await service.free_reservation("a")
-        context = {"session_context": {"session_id": "z"}}
-        for name in "bcdefgh":
-            asked = {"token_ids": TOKENS, "selection_id": name, **context}
-            assert (await service.select_and_reserve(asked))["worker_id"] == 2
-            await service.free_reservation(name)
-        await service.shutdown_async()
-
-    run(play())
+async def test_sessions_by_both_names() -> None:
+    service = SelectionService(session_affinity_ttl_secs=60)
+    for number in (1, 2):
+        await service.upsert_worker(WORKER | {"worker_id": number})
+    first = {"selection_id": "a", "session_id": "z", "allowed_worker_ids": [2]}
+    await service.select_and_reserve({"token_ids": TOKENS, **first})
+    await service.free_reservation("a")
+    context = {"session_context": {"session_id": "z"}}
+    for name in "bcdefgh":
+        asked = {"token_ids": TOKENS, "selection_id": name, **context}
+        assert (await service.select_and_reserve(asked))["worker_id"] == 2
+        await service.free_reservation(name)
+    await service.shutdown_async()
 
 
 @pytest.mark.parametrize(
@@ -247,15 +223,12 @@ def test_a_policy_file_that_cannot_be_used(tmp_path: Any, monkeypatch: pytest.Mo
         SelectionService()
 
 
-def test_unknown_members_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def play() -> None:
-        service = SelectionService()
-        await service.upsert_worker(WORKER)
-        for _ in range(2):
-            await service.select({"token_ids": TOKENS, "surprise": 1})
-        await service.shutdown_async()
-
-    run(play())
+async def test_unknown_members_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    service = SelectionService()
+    await service.upsert_worker(WORKER)
+    for _ in range(2):
+        await service.select({"token_ids": TOKENS, "surprise": 1})
+    await service.shutdown_async()
     assert [one.getMessage() for one in caplog.records if "surprise" in one.getMessage()] == [
         "unknown member of a SelectRequest ignored: 'surprise'"
     ]
@@ -328,69 +301,61 @@ def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("weight", "chosen"), [("0", 1), ("1.4", 1), ("1.6", 2)])
-def test_each_request_of_a_rank_costs(
+async def test_each_request_of_a_rank_costs(
     weight: str, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three requests of a block each against one of six blocks: 1.6.1 chooses the same."""
     monkeypatch.setenv("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", weight)
-
-    async def play() -> None:
-        service = SelectionService()
-        for worker_id in (1, 2):
-            await service.upsert_worker(WORKER | {"worker_id": worker_id})
-        for worker_id, blocks in ((1, 1), (1, 1), (1, 1), (2, 6)):
-            name = f"r{len(names)}"
-            first = 1000 * len(names)
-            names.append(name)
-            await service.create_reservation(
-                {
-                    "selection_id": name,
-                    "worker_id": worker_id,
-                    "token_ids": list(range(first, first + 16 * blocks)),
-                    "effective_prefill_tokens": 0,
-                }
-            )
-        asked = {"token_ids": list(range(90_000, 90_032))}
-        assert (await service.select(asked))["worker_id"] == chosen
-        ignored = {"router_config_override": {"decode_active_request_weight": 10.0}}
-        assert (await service.select(asked | ignored))["worker_id"] == chosen, "as there"
-        await service.shutdown_async()
-
     names: list[str] = []
-    run(play())
+    service = SelectionService()
+    for worker_id in (1, 2):
+        await service.upsert_worker(WORKER | {"worker_id": worker_id})
+    for worker_id, blocks in ((1, 1), (1, 1), (1, 1), (2, 6)):
+        name = f"r{len(names)}"
+        first = 1000 * len(names)
+        names.append(name)
+        await service.create_reservation(
+            {
+                "selection_id": name,
+                "worker_id": worker_id,
+                "token_ids": list(range(first, first + 16 * blocks)),
+                "effective_prefill_tokens": 0,
+            }
+        )
+    asked = {"token_ids": list(range(90_000, 90_032))}
+    assert (await service.select(asked))["worker_id"] == chosen
+    ignored = {"router_config_override": {"decode_active_request_weight": 10.0}}
+    assert (await service.select(asked | ignored))["worker_id"] == chosen, "as there"
+    await service.shutdown_async()
 
 
-def test_two_stay_in_step_by_our_own_sync() -> None:
+async def test_two_stay_in_step_by_our_own_sync() -> None:
     """Without anybody's broadcast: what one books, computes and frees, the other carries."""
     with free_base((0, 1)) as base:
         ports = base, base + 1
-
-    async def play() -> None:
-        pair = [
-            SelectionService(replica_sync_port=own, replica_sync_peers=[f"tcp://127.0.0.1:{other}"])
-            for own, other in (ports, reversed(ports))
-        ]
-        first, second = pair
-        try:
-            for one in pair:
-                await one.upsert_worker(WORKER)
-            # what is published before somebody listens is lost: no snapshots are served here
-            await until(lambda: all(heard(one) for one in pair))
-            await first.select_and_reserve({"selection_id": "r", "token_ids": TOKENS})
-            await second.create_reservation(
-                {"selection_id": "s", "worker_id": 1, "token_ids": TOKENS[:32]}
-            )
-            await until(lambda: loads(first) == loads(second) == [96, 4, 2])
-            await second.prefill_complete("r")
-            await until(lambda: loads(first) == loads(second) == [32, 4, 2])
-            await first.free_reservation("s")
-            await second.free_reservation("r")
-            await until(lambda: loads(first) == loads(second) == [0, 0, 0])
-        finally:
-            for one in pair:
-                await one.shutdown_async()
-
-    run(play())
+    pair = [
+        SelectionService(replica_sync_port=own, replica_sync_peers=[f"tcp://127.0.0.1:{other}"])
+        for own, other in (ports, reversed(ports))
+    ]
+    first, second = pair
+    try:
+        for one in pair:
+            await one.upsert_worker(WORKER)
+        # what is published before somebody listens is lost: no snapshots are served here
+        await until(lambda: all(heard(one) for one in pair))
+        await first.select_and_reserve({"selection_id": "r", "token_ids": TOKENS})
+        await second.create_reservation(
+            {"selection_id": "s", "worker_id": 1, "token_ids": TOKENS[:32]}
+        )
+        await until(lambda: loads(first) == loads(second) == [96, 4, 2])
+        await second.prefill_complete("r")
+        await until(lambda: loads(first) == loads(second) == [32, 4, 2])
+        await first.free_reservation("s")
+        await second.free_reservation("r")
+        await until(lambda: loads(first) == loads(second) == [0, 0, 0])
+    finally:
+        for one in pair:
+            await one.shutdown_async()
 
 
 def test_prompts_that_share_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

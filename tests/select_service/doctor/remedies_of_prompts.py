@@ -11,9 +11,11 @@ from select_service.types import SelectAndReserveRequest, WorkerSpec
 from tests.indexer.encoding import encode_batch, encode_event, removed
 from tests.live.ports import HOST
 from tests.select_service.doctor.remedies import Found, remedy
-from tests.select_service.doctor.test_prompts import DIGEST, Ask, converse, hashed, plainly
+from tests.select_service.doctor.test_prompts import Ask, converse, hashed, plainly
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, prompt
 from tests.select_service.edge.serving import listening
+
+DIGEST = "5a" * 32
 
 
 async def _mismatch(
@@ -162,7 +164,10 @@ async def _(ward: Ward, found: Found) -> None:
     old.twist = _salted_array(DIGEST)
     await ward.hire(old)
     await converse(ward, {1: old}, with_salt, first=0, rounds=2)
-    await found()
+    await found(model_name="default")
+    old.twist = lambda event: encode_event(event, "array-int")[:9]
+    await converse(ward, {1: old}, plainly, first=200)
+    await found()  # that others' prompts match does not clear it
     newer = old.restart()
     newer.twist = lambda event: (
         event if event["parent_block_hash"] else event | {"extra_keys": [[DIGEST]]}

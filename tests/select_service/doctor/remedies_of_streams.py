@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -356,31 +357,38 @@ async def serve_prompts_to(ward: Ward, engine: Engine, first: int, count: int = 
     await ward.heard(engine)
 
 
-@remedy("clock-skew")
-async def _(ward: Ward, found: Found) -> None:
+async def _skewed(ward: Ward, found: Found, off_s: float, how: str) -> None:
     engine = ward.engine()
-    engine.clock_off_s = -500.0
+    engine.clock_off_s = off_s
     await ward.hire(engine)
     await serve_prompts(ward, engine, 0)
     await ward.pass_time(10)
     await serve_prompts(ward, engine, 10)
-    await found()
+    await found(how)
     engine.clock_off_s = 0.0
     await serve_prompts(ward, engine, 20)
 
 
-@remedy("clock-set", config=NO_EVENTS)
-async def _(ward: Ward, found: Found) -> None:
+for _off_s, _how in ((-500.0, "behind"), (500.0, "ahead of"), (-1e9, "behind")):
+    remedy("clock-skew")(partial(_skewed, off_s=_off_s, how=_how))
+
+
+async def _set(ward: Ward, found: Found, off_s: float, how: str) -> None:
     """Let the host slew: it is told for as long as what depends on it may be wrong."""
     ward.register(1)
     off = [0.0]
     ward.service.doctor()._wall_clock = lambda: ward.clock.wall() + off[0]
     await ward.pass_time(20)
-    off[0] = -3600.0
-    await found()
-    for _ in range(13):
+    off[0] = off_s
+    await found(f"our wall clock went {how} by 3600 s")
+    assert await ward.pass_time(110) == ["clock-set"]
+    for _ in range(2):
         off[0] += 4.0
         await ward.pass_time(10)
+
+
+for _off_s, _how in ((-3600.0, "back"), (3600.0, "forward")):
+    remedy("clock-set", config=NO_EVENTS)(partial(_set, off_s=_off_s, how=_how))
 
 
 @remedy("rank-offset", streams=UNPOLLED)

@@ -17,11 +17,11 @@ from select_service.doctor.report import tell
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import HOST, free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import add_worker, on_a_port
+from tests.select_service.edge.serving import add_worker, listening
 
 Capture = pytest.CaptureFixture[str]
 
@@ -41,7 +41,7 @@ def url(port: int) -> tuple[str, str]:
     return "--url", f"http://{HOST}:{port}"
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture) -> None:
     add_worker(service)
     assert await run(*url(port)) == 0
@@ -59,7 +59,7 @@ async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture)
     }
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys: Capture) -> None:
     add_worker(service)
     service.upsert_worker(WorkerSpec(worker_id=7, endpoint="http://w7"))
@@ -71,7 +71,7 @@ async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys
     assert re.search(r"a problem if it\s+lasts\s+10\s+s\s+longer", suspected)
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_findings_for_people(port: int, service: Driver, *, capsys: Capture) -> None:
     add_worker(service)
     service.upsert_worker(WorkerSpec(worker_id=(1 << 64) - 1, endpoint="http://w2"))
@@ -87,7 +87,7 @@ async def test_findings_for_people(port: int, service: Driver, *, capsys: Captur
     assert max(map(len, told.splitlines())) <= 100
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_findings_for_programs(port: int, service: Driver, *, capsys: Capture) -> None:
     await service.doctor().examine()
     later(service, 70.0)
@@ -107,25 +107,21 @@ async def test_findings_for_programs(port: int, service: Driver, *, capsys: Capt
     assert told["waiting_for"] == ["schedulable_worker"]
 
 
-def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
+async def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-
-    async def use(_: int, service: Driver, __: Any) -> None:
+    async with listening(uds=path) as (_, service, _):
         add_worker(service)
         assert await run("--uds", path) == 0
         assert capsys.readouterr().out.startswith(path)
 
-    on_a_port(use, uds=path)
 
-
-def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> None:
+async def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens")
     (tmp_path / "reader").write_text(file.add("reader", "read") + "\n")
     (tmp_path / "gateway").write_text(file.add("gateway", "select"))
     (tmp_path / "strange").write_bytes(b"\xff")
     (tmp_path / "long").write_text("two\nlines")
-
-    async def use(port: int, service: Driver, _: Any) -> None:
+    async with listening(**file.setting) as (port, service, _):
         add_worker(service)
         assert await run(*url(port), "--token-file", str(tmp_path / "reader")) == 0
         assert "schedulable\nNo " in capsys.readouterr().out
@@ -135,10 +131,8 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
         assert await run(*url(port)) == 2
         assert "--token-file" in capsys.readouterr().err
 
-    on_a_port(use, **file.setting)
 
-
-@run_by(on_a_port)
+@within(listening)
 async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Capture) -> None:
     nowhere = free_port()
     add_worker(
@@ -162,7 +156,7 @@ async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Captu
         assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_worker_may_say_that_it_has_no_http_endpoint(
     port: int, service: Driver, *, capsys: Capture
 ) -> None:

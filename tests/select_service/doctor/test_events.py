@@ -125,23 +125,6 @@ async def test_groups_that_never_count_are_no_fault(ward: Ward) -> None:
 
 
 @run_by(play, "context")
-async def test_a_replay_endpoint_of_another_worker(ward: Ward) -> None:
-    mine, other = ward.engine(), ward.engine()
-    other.compute(prompt(50))
-    other.compute(prompt(51))
-    await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
-    (stream,) = ward.streams()
-    for number in range(6):
-        other.compute(prompt(60 + number))
-        mine.compute(prompt(number))
-        await ward.until(lambda: stream.tallies.messages == mine.sockets.sequence)
-        await ward.pass_time(10)
-    assert await ward.codes() == ["replay-of-another-worker"]
-    await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
-    assert await ward.pass_time(10) == []
-
-
-@run_by(play, "context")
 async def test_one_restart_is_nothing(ward: Ward) -> None:
     engine = ward.engine()
     await ward.hire(engine)
@@ -153,26 +136,6 @@ async def test_one_restart_is_nothing(ward: Ward) -> None:
     (stream,) = ward.streams()
     await ward.until(lambda: ward.is_connected(stream))
     assert await ward.pass_time(60) == []
-
-
-def test_clocks_that_disagree(context: Context) -> None:
-    for off_s, how in ((-500.0, "behind"), (500.0, "ahead of"), (-1e9, "behind")):
-
-        async def scenario(ward: Ward, off_s: float = off_s, how: str = how) -> None:
-            engine = ward.engine()
-            engine.clock_off_s = off_s
-            await ward.hire(engine)
-            await serve_prompts(ward, engine, 0)
-            await ward.pass_time(10)
-            await serve_prompts(ward, engine, 10)
-            (finding,) = await ward.examine()
-            assert finding.code == "clock-skew"
-            assert how in finding.what
-            engine.clock_off_s = 0.0
-            await serve_prompts(ward, engine, 20)
-            assert await ward.codes() == []
-
-        play(context, scenario)
 
 
 @run_by(play, "context")

@@ -47,24 +47,6 @@ async def test_requests_that_outlive_their_reservations(ward: Ward) -> None:
     assert await ward.pass_time(130) == []
 
 
-@run_by(play, "context", config=NO_EVENTS)
-async def test_a_wall_clock_that_is_set(ward: Ward) -> None:
-    ward.register(1)
-    off = [0.0]
-    ward.service.doctor()._wall_clock = lambda: ward.clock.wall() + off[0]
-    assert await ward.pass_time(20) == []
-    off[0] = -3600.0
-    (finding,) = await ward.examine()
-    assert (finding.code, finding.what) == ("clock-set", "our wall clock went back by 3600 s")
-    assert await ward.pass_time(110) == ["clock-set"]
-    assert await ward.pass_time(20) == []
-    off[0] += 2.0  # slewed, or as much as a busy machine is late between two looks
-    assert await ward.pass_time(20) == []
-    off[0] += 3600.0
-    (finding,) = await ward.examine()
-    assert finding.what == "our wall clock went forward by 3600 s"
-
-
 # -- replicas --------------------------------------------------------------------------------------
 
 

@@ -153,32 +153,6 @@ async def test_a_drained_worker(ward: Ward) -> None:
 
 
 @run_by(play, "context")
-async def test_a_probe_that_never_sends_what_it_asked_for(ward: Ward) -> None:
-    """Somebody's check of the service selects the same prompt all night."""
-    engine = ward.engine()
-    await ward.hire(engine)
-    engine.compute(prompt(1))
-    await ward.heard(engine)
-    for _ in range(30):
-        await ward.ask(prompt(7))
-        assert await ward.pass_time(10) == []
-
-
-@run_by(play, "context")
-async def test_caches_too_small_for_what_comes_again(ward: Ward) -> None:
-    """Each prompt comes again every minute, and by then it is long forgotten."""
-    engine = ward.engine()
-    await ward.hire(engine)
-    for round_ in range(30):
-        engine.evict(len(engine.held))
-        number = round_ % 6
-        await ward.ask(prompt(number))
-        engine.compute(prompt(number))
-        await ward.heard(engine)
-        assert await ward.pass_time(10) == [], round_
-
-
-@run_by(play, "context")
 async def test_ranks_that_get_what_is_reserved_for_them(ward: Ward) -> None:
     ranks = await two_ranks(ward)
     for first in range(0, 24, 8):

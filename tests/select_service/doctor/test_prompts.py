@@ -9,7 +9,7 @@ import zmq
 
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
 from tests.coroutines import run_by
-from tests.indexer.encoding import encode_event, removed, stored
+from tests.indexer.encoding import removed, stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -45,9 +45,6 @@ async def converse(
         await ward.pass_time(10)
 
 
-SALTED = {"extra_keys": [["s3cret"]]}
-
-
 @run_by(play, "context")
 async def test_the_first_token_is_no_match_where_blocks_are_tiny(ward: Ward) -> None:
     """SGLang's pages may have one token, and BOS is the same for all."""
@@ -64,49 +61,6 @@ async def test_the_first_token_is_no_match_where_blocks_are_tiny(ward: Ward) -> 
     engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
     await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
     assert await ward.codes() == ["token-mismatch"]
-
-
-DIGEST = "5a" * 32
-
-
-@run_by(play, "context")
-async def test_a_salt_is_written_as_media_are(ward: Ward) -> None:
-    """By vLLM 0.17 to 0.19: said so, whatever the others' prompts match, until it is otherwise."""
-
-    def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
-        return plainly(tokens) | {"cache_salt": DIGEST}
-
-    def salted(event: dict[str, Any]) -> dict[str, Any]:
-        return event if event["parent_block_hash"] else event | {"extra_keys": [[DIGEST]]}
-
-    def in_an_array(event: dict[str, Any]) -> Any:
-        return encode_event(salted(event), "array-int")[:9]
-
-    def with_a_letter(event: dict[str, Any]) -> Any:
-        keys = {} if event["parent_block_hash"] else {"extra_keys": [["x" + DIGEST]]}
-        return encode_event(event | keys, "array-int")[:9]
-
-    old = ward.engine()
-    old.twist = in_an_array
-    await ward.hire(old)
-    await converse(ward, {1: old}, with_salt, first=0, rounds=2)
-    (finding,) = await ward.examine()
-    assert (finding.code, finding.subject.model_name) == ("salt-ambiguous", "default")
-    old.twist = lambda event: encode_event(event, "array-int")[:9]
-    await converse(ward, {1: old}, plainly, first=200)
-    assert await ward.codes() == ["salt-ambiguous"], "that others match does not clear it"
-    old.twist = salted  # as a newer one writes it, in a map
-    await converse(ward, {1: old}, with_salt, first=400, rounds=2)
-    assert await ward.codes() == []
-    old.twist = in_an_array
-    await converse(ward, {1: old}, with_salt, first=600, rounds=2)
-    assert await ward.codes() == ["salt-ambiguous"]
-    old.twist = with_a_letter
-    await converse(
-        ward, {1: old}, lambda tokens: plainly(tokens) | {"cache_salt": "x" + DIGEST}, first=800
-    )
-    await ward.pass_time(300)
-    assert await ward.codes() == []
 
 
 @run_by(play, "context")

@@ -11,12 +11,11 @@ import gc
 import sys
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from select_service.edge import garbage_collection
 from select_service.edge.driver.driver import Driver
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.select_service.edge.serving import add_worker, app_client
 from tests.wait import until
 
 SCOPES = 1000
@@ -40,17 +39,18 @@ async def come_and_go(service: Driver, now: float, others: int) -> float:
     return now
 
 
-async def use(_: httpx.AsyncClient, service: Driver) -> None:
-    now = asyncio.get_running_loop().time() + 1e6  # beyond what housekeeping sees
-    service.core.limits.scope_linger_s = 0.0
-    others, trim = len(asyncio.all_tasks()), garbage_collection._trimmer()
-    for _turn in range(int(sys.argv[1])):
-        now = await come_and_go(service, now, others)
-        gc.collect()
-        trim(0)  # as the service does when it is quiet
-        told = {"bytes": resident_bytes(), "objects": len(gc.get_objects())}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+async def main(turns: int) -> None:
+    async with app_client() as (_, service):
+        now = asyncio.get_running_loop().time() + 1e6  # beyond what housekeeping sees
+        service.core.limits.scope_linger_s = 0.0
+        others, trim = len(asyncio.all_tasks()), garbage_collection._trimmer()
+        for _turn in range(turns):
+            now = await come_and_go(service, now, others)
+            gc.collect()
+            trim(0)  # as the service does when it is quiet
+            told = {"bytes": resident_bytes(), "objects": len(gc.get_objects())}
+            sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
 
 
 if __name__ == "__main__":
-    in_process(use)
+    asyncio.run(main(int(sys.argv[1])))

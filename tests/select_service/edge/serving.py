@@ -66,19 +66,6 @@ async def app_client(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
         await service.close()
 
 
-def in_process(
-    use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]],
-    **settings: Any,
-) -> None:
-    """Run `use` with such a client."""
-
-    async def run() -> None:
-        async with app_client(**settings) as (client, service):
-            await use(client, service)
-
-    wait.run(run())
-
-
 @contextlib.asynccontextmanager
 async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]]:
     """A real server on a port of its own, in this loop; at the end wires close, and it ends."""

@@ -15,7 +15,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import (
     PROMPT,
@@ -23,9 +23,7 @@ from tests.select_service.edge.serving import (
     Wire,
     add_worker,
     app_client,
-    in_process,
     listening,
-    on_a_port,
 )
 from tests.sliced import answer_of
 from tests.wait import until
@@ -51,7 +49,7 @@ async def asked(
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
-@run_by(on_a_port, **BUSY)
+@within(listening, **BUSY)
 async def test_a_refusal_for_load_says_why_and_when_to_come_again(
     port: int, service: Driver, *, headers: tuple[str, ...]
 ) -> None:
@@ -89,7 +87,7 @@ async def test_the_status_of_overload_is_configurable(
         assert int(answer_headers["retry-after"]) >= 1
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_every_503_says_when_to_come_again(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -129,7 +127,7 @@ async def test_what_never_fits_is_told_so_and_no_time(
         assert "retry-after" not in answer_headers
 
 
-@run_by(on_a_port, connections_max=1)
+@within(listening, connections_max=1)
 async def test_too_many_connections_are_told_when_to_come_again(port: int) -> None:
     first = await Wire.to(port)
     await first.exchange("GET", "/health")
@@ -146,7 +144,7 @@ def _waiting(service: Driver) -> int:
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
-@run_by(on_a_port)
+@within(listening)
 async def test_a_client_that_leaves_the_queue_gives_its_place_back(
     port: int, service: Driver, *, headers: tuple[str, ...]
 ) -> None:
@@ -172,7 +170,7 @@ async def test_a_client_that_leaves_the_queue_gives_its_place_back(
     service.core.check()
 
 
-@run_by(on_a_port, queue_deadline_s=0.05)
+@within(listening, queue_deadline_s=0.05)
 async def test_who_waits_too_long_is_answered(port: int, service: Driver) -> None:
     add_worker(service, max_inflight=1)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
@@ -184,7 +182,7 @@ async def test_who_waits_too_long_is_answered(port: int, service: Driver) -> Non
     assert len(service.core.lifecycle.bookings) == 1
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_another_policy_reaches_who_waits(port: int, service: Driver) -> None:
     add_worker(service, max_inflight=1)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
@@ -201,7 +199,7 @@ async def test_another_policy_reaches_who_waits(port: int, service: Driver) -> N
 # -- cache hits ------------------------------------------------------------------------------------
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_cache_hit_threshold_nobody_reaches_is_no_error(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -233,7 +231,7 @@ async def test_a_cache_hit_threshold_nobody_reaches_is_no_error(
 
 
 @pytest.mark.parametrize("value", ["-0.1", "1.0001", "NaN", "1e400", '"0.5"', "true"])
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_no_threshold_is_refused(
     client: httpx.AsyncClient, service: Driver, *, value: str
 ) -> None:
@@ -248,7 +246,7 @@ async def test_what_is_no_threshold_is_refused(
 # -- policies, workers, metrics --------------------------------------------------------------------
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_policy_is_read_and_changed(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     before = (await client.get("/admission")).json()
@@ -278,7 +276,7 @@ async def test_the_policy_is_read_and_changed(client: httpx.AsyncClient, service
     assert (answer.status_code, answer.json()["field"]) == (422, "priority")
 
 
-@run_by(in_process, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+@within(app_client, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
 async def test_a_worker_tells_its_load_and_shows_its_caps(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -301,7 +299,7 @@ async def test_a_worker_tells_its_load_and_shows_its_caps(
     assert patched.status_code == 422
 
 
-@run_by(in_process, **BUSY)
+@within(app_client, **BUSY)
 async def test_metrics_of_admission_and_their_aliases(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -326,7 +324,7 @@ async def test_metrics_of_admission_and_their_aliases(
     assert "select_service_admission_rank_busy{" not in text
 
 
-@run_by(in_process, max_inflight_default=1, max_queued_default=0)
+@within(app_client, max_inflight_default=1, max_queued_default=0)
 async def test_counters_of_all_scopes_do_not_fall_when_one_is_empty(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -346,7 +344,7 @@ async def test_counters_of_all_scopes_do_not_fall_when_one_is_empty(
         assert f'{tenants}{{fairness_id="default",outcome="{outcome}"}} 1.0' in text
 
 
-@run_by(in_process, admission_policy="reject-all", tenant_labels_max=4)
+@within(app_client, admission_policy="reject-all", tenant_labels_max=4)
 async def test_tenants_have_few_labels(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     for number in range(20):
@@ -358,8 +356,12 @@ async def test_tenants_have_few_labels(client: httpx.AsyncClient, service: Drive
     assert sum(one.value for one in found.samples if one.labels["outcome"] == "refused") == 20
 
 
-def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
-    async def sets(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "state_dir": str(tmp_path / "state"),
+        "admission_control": "token-capacity",
+    }
+    async with app_client(**settings) as (client, service):
         add_worker(service)
         change = {"policy": "token-bucket", "config": {"capacity": 77}}
         assert (await client.put("/admission", json=change)).status_code == 200
@@ -368,8 +370,7 @@ def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
             {"model": "default", "tenant_id": "default", "active_decode_blocks_threshold": 0.5},
         ):
             assert (await client.post("/busy_threshold", json=body)).status_code == 200
-
-    async def finds(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(**settings) as (client, _):
         status = (await client.get("/admission")).json()
         assert (status["policy"], status["config"]) == ("token-bucket", {"capacity": 77})
         assert [one["active_prefill_tokens_threshold"] for one in status["thresholds"]] == [10, 10]
@@ -379,18 +380,9 @@ def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
         assert status["scopes"][0]["model_name"] == "default", "the gate is open again"
         gone = await client.delete("/busy_threshold", params={"model": "default"})
         assert gone.status_code == 200
-
-    async def finds_less(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(**settings) as (client, _):
         thresholds = (await client.get("/admission")).json()["thresholds"]
         assert [one["active_prefill_tokens_threshold"] for one in thresholds] == [None, None]
-
-    settings: dict[str, Any] = {
-        "state_dir": str(tmp_path / "state"),
-        "admission_control": "token-capacity",
-    }
-    in_process(sets, **settings)
-    in_process(finds, **settings)
-    in_process(finds_less, **settings)
 
 
 def test_settings_that_make_no_sense_do_not_start() -> None:
@@ -400,7 +392,7 @@ def test_settings_that_make_no_sense_do_not_start() -> None:
         )
 
 
-@run_by(on_a_port, max_inflight_default=1)
+@within(listening, max_inflight_default=1)
 async def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer(
     port: int, service: Driver
 ) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.core.admission.golden import BUSY, CASES
-from tests.select_service.edge.serving import app_client, in_process, worker
+from tests.select_service.edge.serving import app_client, worker
 from tests.sliced import answer_of
 from tests.wait import until
 
@@ -65,7 +65,7 @@ async def is_refused(client: httpx.AsyncClient, rank: int | None = None) -> bool
 
 
 @pytest.mark.parametrize("case", BUSY["cases"], ids=lambda case: case["name"])
-@run_by(in_process, admission_control="token-capacity")
+@within(app_client, admission_control="token-capacity")
 async def test_busy_thresholds_as_recorded(
     client: httpx.AsyncClient, service: Driver, *, case: dict[str, Any]
 ) -> None:
@@ -94,7 +94,7 @@ async def test_busy_thresholds_as_recorded(
     service.core.check()
 
 
-@run_by(in_process, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+@within(app_client, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
 async def test_the_latch_as_recorded(client: httpx.AsyncClient) -> None:
     await register(client, total_kv_blocks=100)
     name = ""
@@ -113,7 +113,7 @@ async def test_the_latch_as_recorded(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "case", CASES["worker_admission"], ids=lambda case: f"N{case['N']}-Q{case['Q']}"
 )
-@run_by(in_process)
+@within(app_client)
 async def test_n_and_q_as_recorded(
     client: httpx.AsyncClient, service: Driver, *, case: dict[str, Any]
 ) -> None:

@@ -1,10 +1,11 @@
 """The embedded service takes mappings, and judges them as the HTTP routes judge bodies."""
 
 import array
-import asyncio
+import contextlib
 import json
 import math
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,8 +36,8 @@ from select_service.types.admission import AdmissionSettings, RankMetrics
 from select_service.types.batches import SelectBatchRequest, WaveItem
 from select_service.types.decisions import Decision
 from select_service.types.shadow import ShadowSettings
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import Wire, on_a_port
+from tests.coroutines import within
+from tests.select_service.edge.serving import Wire, listening
 
 WORKER = {
     "worker_id": 7,
@@ -75,17 +76,15 @@ async def call(service: SelectionService, name: str, args: tuple[Any, ...], valu
     return await getattr(service, name)(*args, value)
 
 
-def embedded(use: Any) -> Any:
-    async def run() -> Any:
-        async with SelectionService() as service:
-            await service.upsert_worker(WORKER)
-            return await use(service)
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def service_with_a_worker() -> AsyncIterator[SelectionService]:
+    async with SelectionService() as service:
+        await service.upsert_worker(WORKER)
+        yield service
 
 
 @pytest.mark.parametrize(("name", "argument", "args", "method", "path", "body"), CALLS, ids=IDS)
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_a_mapping_is_taken_and_what_is_none_is_named(
     service: SelectionService,
     *,
@@ -121,11 +120,10 @@ WRONG: list[tuple[int, dict[str, Any] | None]] = [
 ]
 
 
-def test_mappings_are_refused_as_bodies_are() -> None:
+async def test_mappings_are_refused_as_bodies_are() -> None:
     """The same message and the same field, member by member."""
     refused: list[tuple[int, dict[str, Any], str, str | None]] = []
-
-    async def ours(service: SelectionService) -> None:
+    async with service_with_a_worker() as service:
         for at, change in WRONG:
             name, _, args, _, _, body = CALLS[at]
             value: dict[str, Any] = {} if change is None else body | change
@@ -135,21 +133,16 @@ def test_mappings_are_refused_as_bodies_are() -> None:
                 refused.append((at, value, str(error), error.field))
             except ServiceError:
                 pass  # judged and found sound
-
-    embedded(ours)
-
-    async def theirs(port: int, *_: object) -> None:
+    async with listening() as (port, _, _):
         wire = await Wire.to(port)
         for at, value, text, field in refused:
             status, _headers, answer = await wire.exchange(*CALLS[at][3:5], value)
             said = json.loads(answer)
             assert (status, said["error"], said.get("field")) == (422, text, field)
-
-    on_a_port(theirs)
     assert len(refused) > 20
 
 
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_arrays_are_lists(service: SelectionService) -> None:
     expected = await service.overlap_scores(PROMPT)
     for tokens in (
@@ -172,7 +165,9 @@ PACKED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("prompt", PACKED)
 @pytest.mark.parametrize("form", [bytes, bytearray])
-def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], form: Any) -> None:
+async def test_packed_lists_are_taken_as_a_struct_takes_them(
+    prompt: dict[str, Any], form: Any
+) -> None:
     packed = {k: form(v) if isinstance(v, bytes) else v for k, v in prompt.items()}
 
     async def answer(asked: Any) -> object:
@@ -181,7 +176,7 @@ def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], f
         except ServiceError as error:
             return type(error), str(error), error.field
 
-    async def use(service: SelectionService) -> None:
+    async with service_with_a_worker() as service:
         expected = await answer(service.select(SelectRequest(**prompt)))
         assert await answer(service.select(packed)) == expected
         expected = await answer(service.overlap_scores(OverlapScoresRequest(**prompt)))
@@ -189,8 +184,6 @@ def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], f
         item = WaveItem(**prompt)
         wave = await service.select_batch(SelectBatchRequest(requests=[item, item], reserve=False))
         assert await service.select_batch({"requests": [packed] * 2, "reserve": False}) == wave
-
-    embedded(use)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +194,7 @@ def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], f
         ({"token_ids": TOKENS, "lora_name": bytearray(b"m")}, "request.lora_name"),
     ],
 )
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_bytes_are_no_text(
     service: SelectionService, *, body: dict[str, Any], where: str
 ) -> None:
@@ -258,7 +251,7 @@ async def test_settings_given_as_mappings_are_in_force() -> None:
             await service.upsert_worker(WORKER | {"worker_id": 8})
 
 
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_a_prompt_of_a_wave_is_named(service: SelectionService) -> None:
     with pytest.raises(InvalidField) as refused:
         await service.select_batch({"requests": [PROMPT, {"token_ids": [-1]}]})
@@ -268,7 +261,7 @@ async def test_a_prompt_of_a_wave_is_named(service: SelectionService) -> None:
     assert answer.placed == 3
 
 
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_decisions_are_asked_for_with_a_mapping(service: SelectionService) -> None:
     answer = await service.select(PROMPT | {"selection_id": "s", "explain": True})
     assert isinstance(answer, Selection)
@@ -283,7 +276,7 @@ async def test_decisions_are_asked_for_with_a_mapping(service: SelectionService)
     assert isinstance(refused.value.decision, Decision)
 
 
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_leases_are_renewed_listed_and_closed(service: SelectionService) -> None:
     lease = (await service.open_lease({"owner": "me", "ttl_s": 30.0})).lease_id
     for number in range(200):
@@ -306,7 +299,7 @@ async def test_leases_are_renewed_listed_and_closed(service: SelectionService) -
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_a_list_of_no_leases_is_refused_as_over_http(
     service: SelectionService, *, limit: int
 ) -> None:
@@ -328,7 +321,7 @@ def test_a_load_that_cannot_be_is_not_reported(wrong: dict[str, Any]) -> None:
         RankMetrics(**wrong)
 
 
-@run_by(embedded)
+@within(service_with_a_worker)
 async def test_pairs_and_waves_are_booked(service: SelectionService) -> None:
     wave = {"requests": [PROMPT | {"n": 3}], "reserve": True}
     answer = await service.select_batch(wave)

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import (
-    PROMPT,
-    Wire,
-    add_worker,
-    in_process,
-    listening,
-    on_a_port,
-)
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, app_client, listening
 from tests.wait import until
 
 if TYPE_CHECKING:
@@ -42,7 +35,7 @@ def requests(service: Driver) -> int:
     return sum(row.active_requests for one in service.loads() for row in one.loads)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_wave_in_json_and_in_msgpack(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     add_worker(service, 2)
@@ -80,7 +73,7 @@ def _packed(hashes: list[int]) -> bytes:
     return b"".join(one.to_bytes(8, "little") for one in hashes)
 
 
-@run_by(in_process, wave_samples_max=4)
+@within(app_client, wave_samples_max=4)
 async def test_what_is_wrong_with_one_is_told_of_that_one(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -125,7 +118,7 @@ async def test_what_is_wrong_with_one_is_told_of_that_one(
     assert answer.json()["details"]["code"] == "no_eligible_worker"
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_decisions_are_told_with_the_samples_that_ask(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -138,7 +131,7 @@ async def test_decisions_are_told_with_the_samples_that_ask(
     assert "decision" not in plain
 
 
-@run_by(on_a_port, wave_samples_max=1000)
+@within(listening, wave_samples_max=1000)
 async def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may_go(
     port: int, service: Driver
 ) -> None:

@@ -17,9 +17,9 @@ from select_service import SelectionService
 from select_service.edge.driver.driver import Driver
 from select_service.types import CoreLimits, SelectAndReserveRequest
 from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import add_worker, app_client, in_process, listening
+from tests.select_service.edge.serving import add_worker, app_client, listening
 
 TOKENS = 1 << 20
 PROMPT = array("I", range(100_000, 100_000 + TOKENS))  # six or seven digits each in JSON
@@ -96,7 +96,7 @@ async def test_a_million_tokens_embedded(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16])
-@run_by(in_process)
+@within(app_client)
 async def test_a_million_tokens_that_an_engine_has_cached(
     client: httpx.AsyncClient, service: Driver, *, size: int
 ) -> None:

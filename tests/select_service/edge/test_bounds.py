@@ -24,15 +24,9 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import (
-    add_worker,
-    app_client,
-    in_process,
-    listening,
-    worker,
-)
+from tests.select_service.edge.serving import add_worker, app_client, listening, worker
 from tests.wait import SCENARIO_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,13 +41,12 @@ def booking(name: str, **fields: Any) -> dict[str, Any]:
     return {"reservation_id": name, "worker_id": 1, **hashes(1), **fields}
 
 
-def statuses(
+async def statuses(
     method: str, path: str, bodies: list[dict[str, Any]], status: int, **settings: Any
 ) -> list[dict[str, Any]]:
     """Ask in turn: all but the last are fine, that one is refused. Returns all answers."""
     answers: list[dict[str, Any]] = []
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(**settings) as (client, service):
         add_worker(service)
         for body in bodies:
             answer = await client.request(method, path, json=body)
@@ -63,8 +56,6 @@ def statuses(
             answers.append(answer.json())
         assert (await client.get("/ready")).status_code == 200, "the others are served"
         service.core.check()
-
-    in_process(use, **settings)
     return answers
 
 
@@ -84,67 +75,67 @@ def statuses(
         ("/reservations", [booking(f"r{n}", **hashes(n)) for n in (7, 8, 9)], "sequence_hashes"),
     ],
 )
-def test_tokens_of_a_prompt(path: str, prompts: list[dict[str, Any]], field: str) -> None:
-    *_, refused = statuses("POST", path, prompts, 422, tokens_per_request_max=8 * 16)
+async def test_tokens_of_a_prompt(path: str, prompts: list[dict[str, Any]], field: str) -> None:
+    *_, refused = await statuses("POST", path, prompts, 422, tokens_per_request_max=8 * 16)
     assert (refused["code"], refused["field"]) == ("too_many_tokens", field)
 
 
 @pytest.mark.parametrize("field", ["reservation_id", "selection_id"])
 @pytest.mark.parametrize("path", ["/reservations", "/select_and_reserve"])
 @pytest.mark.parametrize("last", ["\N{SNOWMAN}" * 9, "a\nb", "\x1b[31m", "\x00", "\u202e"])
-def test_ids(field: str, path: str, last: str) -> None:
+async def test_ids(field: str, path: str, last: str) -> None:
     fine = ["", "a/b c", "../x", "\N{SNOWMAN}" * 7, "\N{SNOWMAN}" * 8]
     made = [booking(f"r{at}") | {field: name} for at, name in enumerate([*fine, last])]
-    *_, refused = statuses("POST", path, made, 422, id_length_max=8)
+    *_, refused = await statuses("POST", path, made, 422, id_length_max=8)
     assert refused["field"] == field
 
 
 @pytest.mark.parametrize("field", ["lora_name", "fairness_id"])
 @pytest.mark.parametrize("last", ["n" * 9, "a\tb"])
-def test_names_of_a_booking(field: str, last: str) -> None:
+async def test_names_of_a_booking(field: str, last: str) -> None:
     made = [hashes(1) | {field: name} for name in ("", "n" * 7, "n" * 8, last)]
-    *_, refused = statuses("POST", "/select_and_reserve", made, 422, name_length_max=8)
+    *_, refused = await statuses("POST", "/select_and_reserve", made, 422, name_length_max=8)
     assert refused["field"] == field
 
 
 @pytest.mark.parametrize("field", ["model_name", "tenant_id", "routing_group"])
 @pytest.mark.parametrize("last", ["n" * 9, "a\nb"])
-def test_names_of_a_scope(field: str, last: str) -> None:
+async def test_names_of_a_scope(field: str, last: str) -> None:
     made = [worker(at, **{field: name}) for at, name in enumerate(["", "n" * 7, "n" * 8, last], 2)]
-    *_, refused = statuses("POST", "/workers", made, 422, name_length_max=8)
+    *_, refused = await statuses("POST", "/workers", made, 422, name_length_max=8)
     assert refused["field"] == field
 
 
 @pytest.mark.parametrize("name", ["a\nb", "n" * 9])
 @pytest.mark.parametrize("field", ["lease_id", "owner"])
-def test_names_of_a_lease(field: str, name: str) -> None:
+async def test_names_of_a_lease(field: str, name: str) -> None:
     lease = {"owner": "o", "lease_id": "l", "ttl_s": 5}
     made = [lease, lease | {"lease_id": "k" * 8}, lease | {"lease_id": "m", field: name}]
-    *_, refused = statuses("POST", "/leases", made, 422, lease_name_length_max=8)
+    *_, refused = await statuses("POST", "/leases", made, 422, lease_name_length_max=8)
     assert refused["field"] == field
 
 
-def test_workers() -> None:
+async def test_workers() -> None:
     made = [worker(2), worker(3), worker(3, taints=["a"]), worker(4)]
-    *_, refused = statuses("POST", "/workers", made, 409, workers_max=3)
+    *_, refused = await statuses("POST", "/workers", made, 409, workers_max=3)
     assert refused["code"] == "too_many_workers"
 
 
-def test_records_of_workers() -> None:
+async def test_records_of_workers() -> None:
     size = len(msgspec.msgpack.encode(msgspec.convert(worker(2, taints=[""]), WorkerSpec)))
     made = [worker(at, taints=["x" * more]) for at, more in ((2, 9), (3, 10), (4, 11))]
-    statuses("POST", "/workers", made, 422, worker_bytes_max=size + 10)
+    await statuses("POST", "/workers", made, 422, worker_bytes_max=size + 10)
 
 
-def test_ranks_of_a_worker() -> None:
+async def test_ranks_of_a_worker() -> None:
     made = [
         worker(2, data_parallel_size=size, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
         for size in (7, 8, 9)
     ]
-    statuses("POST", "/workers", made, 400, data_parallel_size_max=8)
+    await statuses("POST", "/workers", made, 400, data_parallel_size_max=8)
 
 
-@run_by(in_process, scopes_max=3)
+@within(app_client, scopes_max=3)
 async def test_scopes(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     records = []
@@ -158,12 +149,12 @@ async def test_scopes(client: httpx.AsyncClient, service: Driver) -> None:
     assert 'limit_hits_total{name="scopes_max"} 1.0' in (await client.get("/metrics")).text
 
 
-def test_reservations() -> None:
+async def test_reservations() -> None:
     made = [booking(name) for name in ("a", "b", "b", "c")]
-    *_, refused = statuses("POST", "/reservations", made, 503, reservations_max=2)
+    *_, refused = await statuses("POST", "/reservations", made, 503, reservations_max=2)
     assert refused["code"] == "too_many_reservations"
     made = [hashes(1) for _ in range(3)]
-    statuses("POST", "/select_and_reserve", made, 503, reservations_max=2)
+    await statuses("POST", "/select_and_reserve", made, 503, reservations_max=2)
 
 
 async def test_reservations_that_are_waited_for_count() -> None:
@@ -188,19 +179,19 @@ async def test_reservations_that_are_waited_for_count() -> None:
         assert core.lifecycle.bookings.expected == 0
 
 
-def test_leases() -> None:
+async def test_leases() -> None:
     made = [{"owner": "o", "lease_id": name, "ttl_s": 5} for name in ("a", "b", "b", "c")]
-    statuses("POST", "/leases", made, 503, leases_max=2)
+    await statuses("POST", "/leases", made, 503, leases_max=2)
 
 
-def test_operations_of_a_batch() -> None:
+async def test_operations_of_a_batch() -> None:
     one = {"op": "free", "reservation_id": "x"}
     made = [{"operations": [one] * count} for count in (2, 3, 4)]
-    statuses("POST", "/reservations/batch", made, 422, batch_operations_max=3)
+    await statuses("POST", "/reservations/batch", made, 422, batch_operations_max=3)
 
 
 @pytest.mark.parametrize("bracket", ["[]", "{}"])
-@run_by(in_process, json_depth_max=8)
+@within(app_client, json_depth_max=8)
 async def test_depth_of_a_body(client: httpx.AsyncClient, service: Driver, *, bracket: str) -> None:
     add_worker(service)
     for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
@@ -211,12 +202,6 @@ async def test_depth_of_a_body(client: httpx.AsyncClient, service: Driver, *, br
         headers = {"content-type": "application/json"}
         answer = await client.post("/select", content=body, headers=headers)
         assert answer.status_code == status, (depth, answer.text)
-
-
-def test_length_of_a_body() -> None:
-    size = len(httpx.Request("POST", "http://s", json={"token_ids": [1]}).content)
-    made = [{"token_ids": value} for value in ([1], [11], [111])]
-    statuses("POST", "/select", made, 413, max_body_bytes=size + 1)
 
 
 def packed(value: object) -> bytes:
@@ -377,7 +362,7 @@ async def test_replica_peers_are_refused_where_nobody_may_go() -> None:
     "endpoint",
     ["tcp://169.254.169.254:80", "tcp://[fe80::1]:80", "ipc:///etc/passwd", "inproc://x"],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_event_sources_where_nobody_may_go_put_the_worker_out(
     client: httpx.AsyncClient, service: Driver, *, endpoint: str
 ) -> None:
@@ -391,7 +376,7 @@ async def test_event_sources_where_nobody_may_go_put_the_worker_out(
     assert service.ready().schedulable_workers == 1
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_worker_whose_name_leads_where_nobody_may_go(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -405,7 +390,7 @@ async def test_a_worker_whose_name_leads_where_nobody_may_go(
     assert service.addresses.refused["resolved"] == 1
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_an_end_that_is_refused_stays_refused_after_a_patch(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -420,7 +405,7 @@ async def test_an_end_that_is_refused_stays_refused_after_a_patch(
 # -- what was taken is given back ----------------------------------------------------------------
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_empty_scopes_are_given_up_and_stay_pinned(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -8,11 +8,8 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import (
-    add_worker,
-    in_process,
-)
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 
 THRESHOLDS = (
     "active_decode_blocks_threshold",
@@ -21,7 +18,7 @@ THRESHOLDS = (
 )
 
 
-@run_by(in_process, admission_control="token-capacity")
+@within(app_client, admission_control="token-capacity")
 async def test_busy_thresholds_over_http(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     off = dict.fromkeys(THRESHOLDS)
@@ -68,7 +65,7 @@ async def test_busy_thresholds_over_http(client: httpx.AsyncClient, service: Dri
         ('{"model": "' + "m" * 300 + '"}', 413),
     ],
 )
-@run_by(in_process, admission_control="token-capacity", max_body_bytes=256)
+@within(app_client, admission_control="token-capacity", max_body_bytes=256)
 async def test_what_cannot_be_a_busy_threshold(
     client: httpx.AsyncClient, service: Driver, *, body: str, status: int
 ) -> None:
@@ -81,7 +78,7 @@ async def test_what_cannot_be_a_busy_threshold(
     assert answer.status_code == 415
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_busy_thresholds_while_admission_control_is_off(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

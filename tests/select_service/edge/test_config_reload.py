@@ -28,13 +28,13 @@ from select_service.edge.metrics.limit_metrics import limit_values
 from select_service.edge.tenancy.tenant_ids import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from select_service.settings import FLAGS, ConfigError, Settings
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,
     add_worker,
-    in_process,
+    app_client,
     listening,
     worker,
 )
@@ -181,7 +181,7 @@ def test_whatever_is_put_is_in_force_or_changes_nothing(settings: dict[str, Any]
     assert service.core.registry.limits == reloading.settings.stream_limits
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_over_http(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     before = (await client.get("/config")).json()
@@ -211,7 +211,7 @@ async def test_over_http(client: httpx.AsyncClient, service: Driver) -> None:
     assert (await client.post("/select", json=PROMPT)).status_code == 200
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_no_limit_locks_out_who_would_take_it_back(client: httpx.AsyncClient) -> None:
     """What was put wins over the file and outlives the process: there would be no other way."""
     for field in ("max_body_bytes", "head_bytes_max", "body_timeout_s", "header_timeout_s"):
@@ -228,7 +228,7 @@ async def test_connections_that_are_open_follow() -> None:
         assert (limits.header_timeout_s, limits.connections_max) == (0.25, 3)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_thresholds_hold_at_once_and_let_in_who_waits(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -370,20 +370,16 @@ def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(tmp_path: Path) -> None:
     assert reloading.counts == {("sighup", "refused"): 2}
 
 
-def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:
+async def test_who_hangs_up_twice_is_heard_to_the_end(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("workers-max = 5\n")
     _, reloading = started("--config", str(file))
-
-    async def run() -> None:
-        reloading.hang_up()
-        await asyncio.sleep(0)
-        file.write_text("workers-max = 6\n")
-        reloading.hang_up()
-        assert reloading._reading is not None
-        await reloading._reading
-
-    asyncio.run(run())
+    reloading.hang_up()
+    await asyncio.sleep(0)
+    file.write_text("workers-max = 6\n")
+    reloading.hang_up()
+    assert reloading._reading is not None
+    await reloading._reading
     assert reloading.settings.workers_max == 6
 
 

@@ -8,12 +8,12 @@ import pytest
 from indexer.types import Scope
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.query_operations import DIFFERENCES_LISTED
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.metrics.test_exposition import scrape, value
-from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_ledger_that_adds_up_says_so(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     add_worker(service, worker_id=2)
@@ -57,7 +57,7 @@ async def test_what_does_not_add_up_is_told_counted_and_logged(
     assert "differs from its reservations in 1 places" in caplog.text
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_of_many_the_first_are_told_and_all_are_counted(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -16,9 +16,9 @@ from select_service import WorkerSpec
 from select_service.edge.decision_report import SLICE
 from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 from tests.wait import until
 
 PACKED = {"accept": "application/msgpack"}
@@ -35,7 +35,7 @@ def same_time(decision: dict[str, Any]) -> dict[str, Any]:
     return decision | {"at_ms": 0}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_one_by_either_of_its_ids(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     add_worker(service, 2**64 - 1, taints=["gpu"])
@@ -62,7 +62,7 @@ async def test_one_by_either_of_its_ids(client: httpx.AsyncClient, service: Driv
     problem(await client.get("/decisions/other"), 404, "decision_not_found")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_decision_told_twice_was_at_one_time(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,7 @@ async def test_a_decision_told_twice_was_at_one_time(
     assert (await told())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_list_is_newest_first_and_filtered(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -137,7 +137,7 @@ async def test_the_list_is_newest_first_and_filtered(
         ("limit=1&limit=2", "limit"),
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_bad_queries(client: httpx.AsyncClient, *, query: str, field: str) -> None:
     problem(await client.get("/decisions?" + query), 400, "invalid_query", field)
 
@@ -190,7 +190,7 @@ async def test_explained_inline(ring: int) -> None:
 
 @pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/select_pair"])
 @pytest.mark.parametrize("value", [1, "true", [], {}])
-@run_by(in_process)
+@within(app_client)
 async def test_explain_is_a_switch(
     client: httpx.AsyncClient, service: Driver, *, path: str, value: object
 ) -> None:
@@ -200,7 +200,7 @@ async def test_explain_is_a_switch(
 
 
 @pytest.mark.parametrize("first", [True, False])
-@run_by(in_process)
+@within(app_client)
 async def test_one_that_waited_is_explained_to_who_asked(
     client: httpx.AsyncClient, service: Driver, *, first: bool
 ) -> None:
@@ -223,7 +223,7 @@ async def test_one_that_waited_is_explained_to_who_asked(
     assert silent == {name: told[name] for name in silent}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_large_fleet_is_told_in_slices_and_whole(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -271,7 +271,7 @@ async def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatc
         assert told == written == list(range(ranks))
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -288,7 +288,7 @@ async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
         assert rank["prefill_tokens"] == 2**64 - 1
 
 
-@run_by(in_process, decision_ring=2)
+@within(app_client, decision_ring=2)
 async def test_metrics_show_the_ring(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     for _ in range(3):

@@ -16,8 +16,8 @@ from select_service.edge import doctor as doctors
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, app_client, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
@@ -44,7 +44,7 @@ async def grown(service: Driver) -> None:
     await service.doctor().examine()
 
 
-@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
+@within(app_client, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_ready_without_verbose_says_nothing_of_it(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -61,7 +61,7 @@ async def test_ready_without_verbose_says_nothing_of_it(
     assert (refused.status_code, refused.json()["field"]) == (400, "verbose")
 
 
-@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
+@within(app_client, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_ready_verbose_adds_findings(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     plain = (await client.get("/ready")).json()
@@ -83,7 +83,7 @@ async def test_ready_verbose_adds_findings(client: httpx.AsyncClient, service: D
     assert msgspec.msgpack.decode(packed.content)["findings"][0]["code"] == finding["code"]
 
 
-@run_by(in_process, doctor_interval_s=0.0)
+@within(app_client, doctor_interval_s=0.0)
 async def test_a_service_that_is_not_ready_tells_as_well(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -94,7 +94,7 @@ async def test_a_service_that_is_not_ready_tells_as_well(
     assert [one["code"] for one in answer.json()["findings"]] == ["no-workers"]
 
 
-@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0, doctor_findings_max=3)
+@within(app_client, router=NO_EVENTS, doctor_interval_s=0.0, doctor_findings_max=3)
 async def test_no_more_findings_than_allowed(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     for number in range(2, 9):
@@ -110,7 +110,7 @@ async def test_no_more_findings_than_allowed(client: httpx.AsyncClient, service:
     assert "select_service_doctor_examinations_total 2.0" in metrics
 
 
-@run_by(in_process, doctor_interval_s=0.0)
+@within(app_client, doctor_interval_s=0.0)
 async def test_every_code_has_a_series_before_anything_was_looked_at(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -142,7 +142,7 @@ async def test_what_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixtu
         )
 
 
-@run_by(in_process, doctor_interval_s=0.0)
+@within(app_client, doctor_interval_s=0.0)
 async def test_a_flood_of_findings_does_not_flood_the_log(
     client: httpx.AsyncClient, service: Driver, *, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +154,7 @@ async def test_a_flood_of_findings_does_not_flood_the_log(
     assert "6 more" in records[-1].message  # that there is no worker at all, too
 
 
-@run_by(in_process, doctor_interval_s=0.0)
+@within(app_client, doctor_interval_s=0.0)
 async def test_who_asks_at_once_shares_an_examination(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -170,7 +170,7 @@ async def test_who_asks_at_once_shares_an_examination(
     assert service.doctor().examiner.rounds == 4
 
 
-@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
+@within(app_client, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_it_examines_when_it_is_asked_to(client: httpx.AsyncClient, service: Driver) -> None:
     """What was wired a moment ago is told, apart from what has lasted."""
     add_worker(service)
@@ -189,7 +189,7 @@ async def test_it_examines_when_it_is_asked_to(client: httpx.AsyncClient, servic
     assert (refused.status_code, refused.json()["field"]) == (400, "examine")
 
 
-@run_by(in_process, doctor_interval_s=0.01)
+@within(app_client, doctor_interval_s=0.01)
 async def test_a_failed_examination_is_counted_and_not_the_last(
     client: httpx.AsyncClient, service: Driver, *, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +203,7 @@ async def test_a_failed_examination_is_counted_and_not_the_last(
     await until(lambda: doctor.examiner.rounds > rounds)
 
 
-@run_by(in_process, doctor_interval_s=0.0)
+@within(app_client, doctor_interval_s=0.0)
 async def test_a_large_fleet_is_examined_in_slices(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +225,7 @@ async def test_a_large_fleet_is_examined_in_slices(
     assert turns > 100
 
 
-@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
+@within(app_client, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,24 +19,20 @@ from tests.select_service.edge.serving import listening
 from tests.wait import until
 
 
-def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(lazy_imports, "import_module", loaded.append)
     monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
-
-    async def run() -> None:
-        loading = asyncio.ensure_future(lazy_imports.load_in_turns())
-        seen = []
-        while not loading.done():
-            seen.append(len(loaded))
-            await asyncio.sleep(0)
-        await loading
-        steps = {
-            later - sooner for sooner, later in itertools.pairwise([*seen, len(lazy_imports.LATE)])
-        }
-        assert steps <= {0, 1}, "others have their turn between two"
-
-    asyncio.run(run())
+    loading = asyncio.ensure_future(lazy_imports.load_in_turns())
+    seen = []
+    while not loading.done():
+        seen.append(len(loaded))
+        await asyncio.sleep(0)
+    await loading
+    steps = {
+        later - sooner for sooner, later in itertools.pairwise([*seen, len(lazy_imports.LATE)])
+    }
+    assert steps <= {0, 1}, "others have their turn between two"
     assert tuple(loaded) == lazy_imports.LATE
 
 

@@ -16,9 +16,9 @@ from select_service import (
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.reservation_operations import LifecycleBatches
 from select_service.types import BatchAnswer, Operation, OperationResult
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, app_client, listening
 from tests.wait import until
 
 BOOKING: dict[str, Any] = {"worker_id": 1, "sequence_hashes": [1, 2], "isl_tokens": 32}
@@ -28,7 +28,7 @@ def requests(service: Driver) -> int:
     return sum(row.active_requests for scope in service.loads() for row in scope.loads)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_life_of_a_lease(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     answer = await client.post("/leases", json={"owner": "me", "ttl_s": 30, "lease_id": "a/b"})
@@ -57,7 +57,7 @@ async def test_the_life_of_a_lease(client: httpx.AsyncClient, service: Driver) -
     problem(await client.delete("/leases/x"), 404, "lease_not_found", "lease_id")
 
 
-@run_by(in_process, leases_max=1)
+@within(app_client, leases_max=1)
 async def test_refusals(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     for path, extra in (("/reservations", BOOKING), ("/select_and_reserve", PROMPT)):
@@ -86,7 +86,7 @@ async def test_refusals(client: httpx.AsyncClient, service: Driver) -> None:
     problem(await client.post("/reservations", json=both), 422, "invalid_field", "ttl_s")
 
 
-@run_by(in_process, batch_operations_max=5)
+@within(app_client, batch_operations_max=5)
 async def test_a_batch_answers_each_for_itself(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     for name in ("a", "batch"):
@@ -138,7 +138,7 @@ async def test_a_batch_answers_each_for_itself(client: httpx.AsyncClient, servic
     assert answer.json() == {"results": []}
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_long_batches_and_big_leases_go_in_slices_and_are_finished_without_their_client(
     port: int, service: Driver
 ) -> None:
@@ -196,7 +196,7 @@ async def test_a_batch_under_way_is_finished_before_the_end() -> None:
     assert answer.result() == BatchAnswer([OperationResult(200)] * 5)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_metrics(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     for name in ("a", "b"):

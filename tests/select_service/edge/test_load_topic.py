@@ -14,8 +14,8 @@ from indexer.types import WorkerRank
 from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
 from select_service.types.admission import WorkerMetrics
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 from tests.wait import until
 
 PACK = msgspec.msgpack.encode
@@ -93,7 +93,7 @@ async def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> 
     assert heard.taken == []
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")

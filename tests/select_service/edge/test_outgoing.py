@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from select_service.edge.tracing.span_export import otlp_exporter
 from select_service.kubernetes_api import KubernetesApi
-from tests.wait import run
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -80,14 +79,10 @@ def test_the_token_of_a_collector_goes_into_no_proxy_that_can_read_it(
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_the_kubernetes_api(servers: tuple[Server, Server], is_told: bool) -> None:
+async def test_the_kubernetes_api(servers: tuple[Server, Server], is_told: bool) -> None:
     """Its token goes into no proxy that can read it: without TLS the server is asked directly."""
     proxy, server = servers
-
-    async def play() -> None:
-        api = KubernetesApi(server.url, "/nonexistent", "n", proxy_from_environment=is_told)
-        async with api.client(httpx.Timeout(5.0)) as client:
-            await client.get("/api")
-
-    run(play())
+    api = KubernetesApi(server.url, "/nonexistent", "n", proxy_from_environment=is_told)
+    async with api.client(httpx.Timeout(5.0)) as client:
+        await client.get("/api")
     assert (server.heard, proxy.heard) == (["/api"], [])

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process, worker
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, worker
 from tests.wait import until
 
 PAIR: dict[str, Any] = PROMPT | {"reservation_id": "p"}
@@ -31,7 +31,7 @@ def loads(service: Driver) -> dict[int, tuple[int, int, int]]:
     }
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_life_of_a_pair(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1, role="prefill")
     add_worker(service, 2, role="decode")
@@ -59,7 +59,7 @@ async def test_the_life_of_a_pair(client: httpx.AsyncClient, service: Driver) ->
     assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_refusals_have_a_code_and_name_the_role(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -75,7 +75,7 @@ async def test_refusals_have_a_code_and_name_the_role(
     assert 'select_service_selections_failed_total{code="no_worker_for_role"} 1.0' in metrics
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_records_show_a_role_that_was_given_and_none_that_was_not(
     client: httpx.AsyncClient,
 ) -> None:
@@ -97,7 +97,7 @@ async def test_records_show_a_role_that_was_given_and_none_that_was_not(
     )
 
 
-@run_by(in_process, kv_transfer_cost_per_block=5.0)
+@within(app_client, kv_transfer_cost_per_block=5.0)
 async def test_the_price_of_moving_blocks_is_a_flag(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -107,7 +107,7 @@ async def test_the_price_of_moving_blocks_is_a_flag(
     assert body["disaggregated_cost"] == 2 + 2 + 2 * 5
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_waiting_pair_is_answered_when_a_prefill_ends(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -10,24 +10,18 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import (
-    PROMPT,
-    Wire,
-    add_worker,
-    in_process,
-    listening,
-)
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, app_client, listening
 from tests.wait import PATIENCE_S, eventually
 
 ASKED = "/ready?for=traffic"
 READY = {"ready": True, "waiting_for": []}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_fleet_at_zero_may_be_asked(client: httpx.AsyncClient, service: Driver) -> None:
     assert (await client.get("/ready")).status_code == 503
     answer = await client.get(ASKED)
@@ -37,7 +31,7 @@ async def test_a_fleet_at_zero_may_be_asked(client: httpx.AsyncClient, service: 
     assert (await client.get("/ready")).json()["schedulable_workers"] == 1
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -57,7 +51,7 @@ async def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves(
 
 
 @pytest.mark.parametrize("query", ["for=selection", "for=", "for=traffic&verbose=true"])
-@run_by(in_process)
+@within(app_client)
 async def test_what_it_does_not_know_is_refused_by_name(
     client: httpx.AsyncClient, *, query: str
 ) -> None:

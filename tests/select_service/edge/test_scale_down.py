@@ -15,9 +15,9 @@ from select_service.edge.driver.driver import Driver
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.types import Missing, ModelKey, Value
 from select_service.types import CoreLimits
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.metrics.test_exposition import SCOPE, Samples, scrape, value
-from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 
 SHARED = [1, 2, 3, 4]
 
@@ -47,7 +47,7 @@ async def candidates(client: httpx.AsyncClient, **query: object) -> list[dict[st
     return found
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_cheapest_to_lose_holds_nothing_hot_and_does_nothing(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -74,7 +74,7 @@ async def test_the_cheapest_to_lose_holds_nothing_hot_and_does_nothing(
     assert costs == sorted(costs)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_one_holder_of_a_longer_prefix_is_alone_with_the_rest(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -89,7 +89,7 @@ async def test_one_holder_of_a_longer_prefix_is_alone_with_the_rest(
     assert list(found) == [2]
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_who_drains_goes_first_and_scopes_are_kept_apart(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -108,7 +108,7 @@ async def test_who_drains_goes_first_and_scopes_are_kept_apart(
         assert answer.status_code == 400
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_pool_is_asked_for_by_its_role(client: httpx.AsyncClient, service: Driver) -> None:
     for worker_id, role in ((1, "prefill"), (2, "prefill"), (3, "decode"), (4, None)):
         add_worker(service, worker_id, **({} if role is None else {"role": role}))
@@ -123,7 +123,7 @@ async def test_a_pool_is_asked_for_by_its_role(client: httpx.AsyncClient, servic
     assert len(await candidates(client, count=9)) == 4
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_who_is_advised_takes_along_little_of_the_hit_rate(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -154,7 +154,7 @@ async def test_who_is_advised_takes_along_little_of_the_hit_rate(
         assert (answer.status_code, answer.json()["field"]) == (400, "hit_rate_loss_max")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_who_comes_back_under_its_id_has_nothing_in_its_cache(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -179,7 +179,7 @@ async def test_who_comes_back_under_its_id_has_nothing_in_its_cache(
     assert demand.found_lately / demand.asked_lately == 80 / 96
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -194,7 +194,7 @@ async def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed(
     assert [one["reused_tokens"] for one in found] == [0, 64]
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_heat_fades(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     hold(service, 1, SHARED)
@@ -206,7 +206,7 @@ async def test_heat_fades(client: httpx.AsyncClient, service: Driver) -> None:
         assert demand.reused[1] == tokens
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_demand_is_counted_with_what_was_refused(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -276,7 +276,7 @@ async def test_a_fleet_at_zero_is_still_asked_for() -> None:
         assert isinstance(window.isl, Missing), "held, and not nothing"
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_first_request_after_a_start_is_counted(client: httpx.AsyncClient) -> None:
     """By whatever way it comes, and with no worker anywhere; once each, and per tenant."""
     ways: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -338,7 +338,7 @@ def test_a_scope_that_gets_a_worker_keeps_its_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["m" * 257, "a\nb", "\x7f"])
-@run_by(in_process)
+@within(app_client)
 async def test_names_that_cannot_be_told_are_counted_together(
     client: httpx.AsyncClient, *, name: str
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, add_worker, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 
 if TYPE_CHECKING:
     import httpx
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
 
 
-@run_by(in_process, session_ttl_s=60.0)
+@within(app_client, session_ttl_s=60.0)
 async def test_a_session_follows_its_last_request(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -11,17 +11,11 @@ import httpx
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import (
-    Wire,
-    add_worker,
-    app_client,
-    in_process,
-    listening,
-)
+from tests.select_service.edge.serving import Wire, add_worker, app_client, listening
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
@@ -43,7 +37,7 @@ async def prepare(client: httpx.AsyncClient, service: Driver) -> None:
     assert (await client.post("/reservations", json=LOAD)).status_code == 201
 
 
-@run_by(in_process, **ON)
+@within(app_client, **ON)
 async def test_what_is_told_of_it(client: httpx.AsyncClient, service: Driver) -> None:
     await prepare(client, service)
     answer = await client.post("/select", json=BODY | {"explain": True, "selection_id": "s"})
@@ -126,7 +120,7 @@ async def test_the_other_policy_looks_on() -> None:
         assert config["shadow_weights"]["value"] == other
 
 
-@run_by(in_process, **ON)
+@within(app_client, **ON)
 async def test_a_decision_that_was_not_scored_says_nothing_of_it(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -135,7 +129,7 @@ async def test_a_decision_that_was_not_scored_says_nothing_of_it(
     assert "shadow" not in (await client.post("/select", json=only)).json()["decision"]
 
 
-@run_by(in_process, decision_ring=0, **ON)
+@within(app_client, decision_ring=0, **ON)
 async def test_it_is_told_also_where_no_records_are_kept(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -146,7 +140,7 @@ async def test_it_is_told_also_where_no_records_are_kept(
     assert not answer.json()["decision"]["shadow"]["agrees"]
 
 
-@run_by(in_process, **ON)
+@within(app_client, **ON)
 async def test_prometheus_is_told(client: httpx.AsyncClient, service: Driver) -> None:
     await prepare(client, service)
     for body in (BODY, BODY, BODY | {"allowed_worker_ids": [2]}):
@@ -174,7 +168,7 @@ async def test_prometheus_is_told(client: httpx.AsyncClient, service: Driver) ->
     assert value(samples, "shadow_cost_seconds_total") > 0.0
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_it_comes_and_goes_while_the_service_runs(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -7,13 +7,13 @@ import asyncio
 import httpx
 
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.indexer.edge.test_recovery import DUMP, hangs_after, peer, whole
-from tests.select_service.edge.serving import PROMPT, in_process, worker
+from tests.select_service.edge.serving import PROMPT, app_client, worker
 from tests.wait import until
 
 
-@run_by(in_process, indexer_peers=("http://127.0.0.1:1",), recovery_backoff_s=0.3)
+@within(app_client, indexer_peers=("http://127.0.0.1:1",), recovery_backoff_s=0.3)
 async def test_recovery_beside_requests(client: httpx.AsyncClient, service: Driver) -> None:
     assert service.recovery is not None
     gate = asyncio.Event()
@@ -51,15 +51,15 @@ async def test_recovery_beside_requests(client: httpx.AsyncClient, service: Driv
 
 
 async def test_ready_waits_no_longer_than_it_is_told() -> None:
-    async with peer(hangs_after(b"{")) as url:
-
-        async def use(client: httpx.AsyncClient, service: Driver) -> None:
-            await client.post("/workers", json=worker(1))
-            await until(lambda: service.ready().ready)
-            assert service.readiness.given_up == ["index_recovery"]
-            assert service.recovery is not None
-            assert service.recovery.outcome == "running"
-
-        await asyncio.to_thread(
-            in_process, use, indexer_peers=(url,), ready_timeout_s=0.2, recovery_silence_s=60.0
-        )
+    async with (
+        peer(hangs_after(b"{")) as url,
+        app_client(indexer_peers=(url,), ready_timeout_s=0.2, recovery_silence_s=60.0) as (
+            client,
+            service,
+        ),
+    ):
+        await client.post("/workers", json=worker(1))
+        await until(lambda: service.ready().ready)
+        assert service.readiness.given_up == ["index_recovery"]
+        assert service.recovery is not None
+        assert service.recovery.outcome == "running"

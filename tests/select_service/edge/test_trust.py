@@ -17,10 +17,10 @@ from select_service.demo.worker import EventPublisher
 from select_service.edge.driver.driver import Driver
 from select_service.planner.edge.sources.selector_counters import parse
 from select_service.planner.types import MOMENTS
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, names, scrape, value
-from tests.select_service.edge.serving import Wire, add_worker, in_process, on_a_port
+from tests.select_service.edge.serving import Wire, add_worker, app_client, listening
 from tests.wait import until
 
 HASHES = [1, 2, 3, 4]
@@ -51,7 +51,7 @@ async def row(client: httpx.AsyncClient, worker_id: int = 1) -> dict[str, Any]:
     return next(one for one in ranks if one["worker_id"] == worker_id)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_told_with_the_end_or_after_it(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -74,7 +74,7 @@ async def test_what_is_told_with_the_end_or_after_it(
     assert (await client.delete("/reservations/r?other=1")).status_code == 200
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_told_in_either_form_and_in_a_batch(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -122,7 +122,7 @@ async def test_what_is_told_in_either_form_and_in_a_batch(
     assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_no_number_of_tokens_is_refused_and_named(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -140,7 +140,7 @@ async def test_what_is_no_number_of_tokens_is_refused_and_named(
     assert (await row(client))["prediction_error"] is None
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_other_bodies_are_ignored_as_ever(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     await book(client)
@@ -157,7 +157,7 @@ async def test_other_bodies_are_ignored_as_ever(client: httpx.AsyncClient, servi
     )
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> None:
     add_worker(service)
     hold(service, 1)
@@ -182,7 +182,7 @@ async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> No
 
 @pytest.mark.parametrize("said", [b"x" * 3000, b'{"cached_tokens":64}' + b" " * 3000])
 @pytest.mark.parametrize("chunked", [False, True])
-@run_by(on_a_port, max_body_bytes=1000)
+@within(listening, max_body_bytes=1000)
 async def test_a_body_that_is_too_long_is_ignored_like_any_other(
     port: int, service: Driver, *, said: bytes, chunked: bool
 ) -> None:
@@ -200,48 +200,46 @@ async def test_a_body_that_is_too_long_is_ignored_like_any_other(
     assert await wire.status("DELETE", "/reservations/r") == 200
 
 
-def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for worker_id in (1, 2):
-            add_worker(service, worker_id)
-            hold(service, worker_id)
-        for worker_id, found in ((1, 64), *[(2, 0)] * 8):
-            await book(client, worker_id)
-            answer_for(service, 1.0)  # beside which it is the same how busy this machine is
-            assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
-            answer_for(service, 1.0)
-            await client.delete("/reservations/r")
-        service._carry_out(service.core.tick(service._clock())[1])
-        service._carry_out(service.core.tick(service._clock())[1])
-        samples = await scrape(client)
-        for worker_id, factor, missing, error in ((1, 1.0, 0.0, 0.0), (2, 0.0, 1.0, 64.0)):
-            labels = {"worker_id": worker_id, "dp_rank": 0, **SCOPE}
-            assert value(samples, "trust_factor", **labels) == factor
-            assert value(samples, "trust_missing_share", **labels) == missing
-            assert value(samples, "trust_prediction_error_tokens", **labels) == error
-            assert value(samples, "rank_prefill_tokens_per_second", **labels) > 0
-        # of eight prompts of worker 2 the first four tell only what is an outlier
-        counted = {
-            moment: value(samples, "measured_prefill_moments_total", moment=moment, **SCOPE)
-            for moment in MOMENTS
-        }
-        assert counted["count"] == 4
-        assert counted["seconds"] > 0
-        assert counted["tokens_squared"] * 4 >= counted["tokens"] ** 2 > 0
-        assert value(samples, "trust_shrunk_ranks", reason="prediction") == 1
-        assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
-        assert value(samples, "cached_tokens_told_total", outcome="compared") == 9
-        assert value(samples, "index_rereads_total", outcome="no_replay") == 1
-
+async def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "select_service"):
-        in_process(use)
+        async with app_client() as (client, service):
+            for worker_id in (1, 2):
+                add_worker(service, worker_id)
+                hold(service, worker_id)
+            for worker_id, found in ((1, 64), *[(2, 0)] * 8):
+                await book(client, worker_id)
+                answer_for(service, 1.0)  # beside which it is the same how busy this machine is
+                assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
+                answer_for(service, 1.0)
+                await client.delete("/reservations/r")
+            service._carry_out(service.core.tick(service._clock())[1])
+            service._carry_out(service.core.tick(service._clock())[1])
+            samples = await scrape(client)
+            for worker_id, factor, missing, error in ((1, 1.0, 0.0, 0.0), (2, 0.0, 1.0, 64.0)):
+                labels = {"worker_id": worker_id, "dp_rank": 0, **SCOPE}
+                assert value(samples, "trust_factor", **labels) == factor
+                assert value(samples, "trust_missing_share", **labels) == missing
+                assert value(samples, "trust_prediction_error_tokens", **labels) == error
+                assert value(samples, "rank_prefill_tokens_per_second", **labels) > 0
+            # of eight prompts of worker 2 the first four tell only what is an outlier
+            counted = {
+                moment: value(samples, "measured_prefill_moments_total", moment=moment, **SCOPE)
+                for moment in MOMENTS
+            }
+            assert counted["count"] == 4
+            assert counted["seconds"] > 0
+            assert counted["tokens_squared"] * 4 >= counted["tokens"] ** 2 > 0
+            assert value(samples, "trust_shrunk_ranks", reason="prediction") == 1
+            assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
+            assert value(samples, "cached_tokens_told_total", outcome="compared") == 9
+            assert value(samples, "index_rereads_total", outcome="no_replay") == 1
     told = [one for one in caplog.records if "counts" in one.message]
     assert [one.message for one in told] == ["a rank's index counts for less"]
     assert vars(told[0])["worker_id"] == 2
     assert vars(told[0])["reasons"] == "prediction"
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -275,7 +273,7 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
         assert read["measured_itl_moments_total", "default", "default", moment] == told(moment)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_ranks_that_only_compute_prompts_are_told_of_as_well(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -292,7 +290,7 @@ async def test_ranks_that_only_compute_prompts_are_told_of_as_well(
     assert "select_service_measured_rank_kv_tokens" not in names(samples)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_doubtful_index_is_read_again_over_the_wire(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -345,7 +343,7 @@ async def test_a_doubtful_index_is_read_again_over_the_wire(
         assert answer.json()["overlap"]["gpu"] == 0
 
 
-@run_by(in_process, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
+@within(app_client, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
 async def test_flags_reach_the_core(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     hold(service, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -18,7 +17,7 @@ def is_closed(client: AsyncClient) -> bool:
     return client._session.is_closed
 
 
-def test_selectors_come_and_go() -> None:
+async def test_selectors_come_and_go() -> None:
     found: list[str] = []
     trouble: list[str] = []
 
@@ -27,33 +26,31 @@ def test_selectors_come_and_go() -> None:
             raise RuntimeError(trouble[0])
         return found
 
-    async def run() -> None:
-        client_pool = ClientPool((), Options(), find)
-        await client_pool.look()
-        assert len(client_pool._live) == 0
-        found.append(ONE)
-        await client_pool.look()
-        first = client_pool.client
-        assert first is not None
-        assert first.selector == ONE
-        client_pool.hold(first)
-        found[:] = [TWO]
-        await client_pool.look()
-        second = client_pool.client
-        assert second is not None
-        assert second.selector == TWO
-        assert not is_closed(first), "something is booked through it"
-        client_pool.free(first, None)
-        trouble.append("no Ray any more")
-        await client_pool.look()
-        assert client_pool.client is second, "who cannot look keeps whom it has"
-        assert is_closed(first)
-        assert client_pool.failures == 2
-        await client_pool.aclose()
-        assert is_closed(second)
-        client_pool.free(second, None)  # whatever ends now
-
-    asyncio.run(run())
+    # whatever ends now
+    client_pool = ClientPool((), Options(), find)
+    await client_pool.look()
+    assert len(client_pool._live) == 0
+    found.append(ONE)
+    await client_pool.look()
+    first = client_pool.client
+    assert first is not None
+    assert first.selector == ONE
+    client_pool.hold(first)
+    found[:] = [TWO]
+    await client_pool.look()
+    second = client_pool.client
+    assert second is not None
+    assert second.selector == TWO
+    assert not is_closed(first), "something is booked through it"
+    client_pool.free(first, None)
+    trouble.append("no Ray any more")
+    await client_pool.look()
+    assert client_pool.client is second, "who cannot look keeps whom it has"
+    assert is_closed(first)
+    assert client_pool.failures == 2
+    await client_pool.aclose()
+    assert is_closed(second)
+    client_pool.free(second, None)
 
 
 async def test_one_for_everybody_who_asks_the_same() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import httpx
@@ -70,7 +69,7 @@ async def test_others_are_followed_and_oneself_is_not() -> None:
     assert len(place.left) == 1
 
 
-def test_changes_of_the_catalog_are_passed_on() -> None:
+async def test_changes_of_the_catalog_are_passed_on() -> None:
     heard: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -79,24 +78,21 @@ def test_changes_of_the_catalog_are_passed_on() -> None:
         heard.append(request)
         return httpx.Response(201)
 
-    async def run() -> None:
-        place = Place()
-        place.others["deaf"] = ("http://deaf", "tcp://deaf:1")
-        company = company_at(place, answer)
-        scope = {
-            "method": "DELETE",
-            "raw_path": b"/workers/7%2F",
-            "headers": [(b"authorization", b"Bearer t"), (b"host", b"proxy")],
-        }
-        await company.pass_on(scope, b'{"reason": "a fan"}')
-        (request,) = heard
-        assert (request.method, str(request.url)) == ("DELETE", "http://other/workers/7%2F")
-        assert request.headers["authorization"] == "Bearer t"
-        assert request.headers["host"] == "other"
-        assert msgspec.msgpack.decode(request.content) == {"reason": "a fan"}
-        assert company.not_passed_on == 1
-
-    asyncio.run(run())
+    place = Place()
+    place.others["deaf"] = ("http://deaf", "tcp://deaf:1")
+    company = company_at(place, answer)
+    scope = {
+        "method": "DELETE",
+        "raw_path": b"/workers/7%2F",
+        "headers": [(b"authorization", b"Bearer t"), (b"host", b"proxy")],
+    }
+    await company.pass_on(scope, b'{"reason": "a fan"}')
+    (request,) = heard
+    assert (request.method, str(request.url)) == ("DELETE", "http://other/workers/7%2F")
+    assert request.headers["authorization"] == "Bearer t"
+    assert request.headers["host"] == "other"
+    assert msgspec.msgpack.decode(request.content) == {"reason": "a fan"}
+    assert company.not_passed_on == 1
 
 
 async def test_a_new_one_begins_with_the_catalog_of_another() -> None:

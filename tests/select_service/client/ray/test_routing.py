@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from select_service.client.ray.client_pool import ClientPool
 from select_service.client.ray.routing import RoutedRequest, Routing, RoutingOptions
 from select_service.errors import NoSchedulableWorker, ReservationConflict
 from select_service.types import Overlap, Selection
-from tests.coroutines import run_by
+from tests.coroutines import within
 
 TOKENS = [1, 2, 3]
 
@@ -85,26 +86,20 @@ class Call:
         self.future: asyncio.Future[Any] = asyncio.Future()
 
 
-Play = Callable[[Routing, Pretender], Awaitable[None]]
-
-
-def play(act: Play, tokenizer: Any = None, **options: Any) -> Routing:
-    made: list[Routing] = []
-
-    async def run() -> None:
-        client_pool, client = ClientPool((), Options()), Pretender()
-        client_pool.client = cast(AsyncClient, client)
-        routing = Routing(client_pool, RoutingOptions(**options), tokenizer)
-        made.append(routing)
-        await act(routing, client)
-        await asyncio.gather(*routing._moves)
-        routing.check()
-        assert not client.live
-        assert not routing._names
-        assert not routing._tickets
-
-    asyncio.run(run())
-    return made[0]
+@contextlib.asynccontextmanager
+async def playing(
+    tokenizer: Any = None, **options: Any
+) -> AsyncIterator[tuple[Routing, Pretender]]:
+    """At its end nothing may be booked or remembered any more."""
+    client_pool, client = ClientPool((), Options()), Pretender()
+    client_pool.client = cast(AsyncClient, client)
+    routing = Routing(client_pool, RoutingOptions(**options), tokenizer)
+    yield routing, client
+    await asyncio.gather(*routing._moves)
+    routing.check()
+    assert not client.live
+    assert not routing._names
+    assert not routing._tickets
 
 
 async def ranked(
@@ -115,7 +110,7 @@ async def ranked(
     return found
 
 
-@run_by(play, model_name="m", tenant_id="t", timeout_ms=50.0)
+@within(playing, model_name="m", tenant_id="t", timeout_ms=50.0)
 async def test_what_is_asked(routing: Routing, client: Pretender) -> None:
     ticket, groups = await ranked(routing, token_ids=TOKENS, cache_salt="s")
     assert groups == [[5], [6, 7]], "whose cost is not known stands behind"
@@ -139,7 +134,7 @@ async def test_what_is_asked(routing: Routing, client: Pretender) -> None:
     routing.completed("r", 5)
 
 
-@run_by(play, ranked_max=2)
+@within(playing, ranked_max=2)
 async def test_many_replicas_are_not_ranked_one_by_one(routing: Routing, client: Pretender) -> None:
     ticket, groups = await ranked(routing)
     assert groups == [[5], [6, 7]]
@@ -148,7 +143,7 @@ async def test_many_replicas_are_not_ranked_one_by_one(routing: Routing, client:
     routing.drop(ticket)
 
 
-@run_by(play, selection_keyword="selection")
+@within(playing, selection_keyword="selection")
 async def test_the_keyword_is_filled_where_there_is_room(
     routing: Routing, client: Pretender
 ) -> None:
@@ -166,32 +161,29 @@ async def test_the_keyword_is_filled_where_there_is_room(
     assert "selection" not in other.kwargs
 
 
-def test_a_move_that_is_overtaken_by_the_end() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
+async def test_a_move_that_is_overtaken_by_the_end() -> None:
+    async with playing() as (routing, client):
         ticket, _ = await ranked(routing)
         client.gate.clear()
         routing.routed(ticket, "r", 7)
         await asyncio.sleep(0)
         routing.completed("r", 7)
         client.gate.set()
-
-    routing = play(act)
     assert routing.counts["moved"] == 1
 
 
-def test_a_move_nobody_takes_down() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
+async def test_a_move_nobody_takes_down() -> None:
+    async with playing() as (routing, client):
         ticket, _ = await ranked(routing)
         client.failures.append(TimedOut())
         routing.routed(ticket, "r", 7)
         await asyncio.gather(*routing._moves)
         assert not client.live, "not booked there, and not here any more"
         routing.completed("r", 7)
+    assert routing.counts["not_moved"] == 1
 
-    assert play(act).counts["not_moved"] == 1
 
-
-@run_by(play)
+@within(playing)
 async def test_after_a_move_it_has_its_name(routing: Routing, client: Pretender) -> None:
     ticket, _ = await ranked(routing)
     routing.routed(ticket, "r", 6)
@@ -200,7 +192,7 @@ async def test_after_a_move_it_has_its_name(routing: Routing, client: Pretender)
     routing.completed("r", 6)
 
 
-@run_by(play)
+@within(playing)
 async def test_calls_that_share_a_name(routing: Routing, client: Pretender) -> None:
     tickets = [(await ranked(routing))[0] for _ in range(3)]
     assert [name for name, _ in client.live] == ["n", "minted-2", "minted-3"]
@@ -222,7 +214,7 @@ async def test_calls_that_share_a_name(routing: Routing, client: Pretender) -> N
         (RuntimeError("a bug"), "error", False),
     ],
 )
-@run_by(play, pause_s=60.0)
+@within(playing, pause_s=60.0)
 async def test_whatever_fails_leaves_it_to_serve(
     routing: Routing, client: Pretender, *, failure: BaseException, count: str, pauses: bool
 ) -> None:
@@ -235,8 +227,9 @@ async def test_whatever_fails_leaves_it_to_serve(
         routing.drop(again[0])
 
 
-def test_a_degraded_choice_is_none() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
+async def test_a_degraded_choice_is_none() -> None:
+    async with playing() as (routing, client):
+
         async def reserve(**_: Any) -> Booked:
             client.booked.append(Booked("n", 5, degraded=True))
             return client.booked[-1]
@@ -247,11 +240,10 @@ def test_a_degraded_choice_is_none() -> None:
         assert await routing.rank(Call(), "n", [5]) is None
         assert len(client.booked) == 1
         routing._names.clear()
+    assert routing.counts == {"unreachable": 2}
 
-    assert play(act).counts == {"unreachable": 2}
 
-
-@run_by(play)
+@within(playing)
 async def test_a_cancelled_question_leaves_nothing(routing: Routing, client: Pretender) -> None:
     client.gate.clear()
     asking = asyncio.ensure_future(routing.rank(Call(), "n", [5]))
@@ -261,34 +253,34 @@ async def test_a_cancelled_question_leaves_nothing(routing: Routing, client: Pre
         await asking
 
 
-def test_text_is_tokenized() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
+def plain(payload: Any) -> list[int]:
+    return list(payload["messages"][0]["content"].encode())
+
+
+async def slow(payload: Any) -> list[int]:
+    return plain(payload)
+
+
+@pytest.mark.parametrize("tokenizer", [plain, slow])
+async def test_text_is_tokenized(tokenizer: Any) -> None:
+    async with playing(tokenizer) as (routing, client):
         body = {"messages": [{"role": "user", "content": "hi"}]}
         ticket, _ = await ranked(routing, body=body)
         assert client.asked[0]["token_ids"] == [104, 105]
         routing.drop(ticket)
 
-    def plain(payload: Any) -> list[int]:
-        return list(payload["messages"][0]["content"].encode())
 
-    async def slow(payload: Any) -> list[int]:
-        return plain(payload)
-
-    play(act, plain)
-    play(act, slow)
-
-    async def nothing(routing: Routing, client: Pretender) -> None:
+@pytest.mark.parametrize("tokenizer", [lambda _: None, None])
+async def test_who_finds_no_tokens_does_not_ask(tokenizer: Any) -> None:
+    async with playing(tokenizer) as (routing, client):
         assert await routing.rank(Call(prompt="text"), "n", [5]) is None
         assert not client.asked
-
-    assert play(nothing, lambda _: None).counts == {"no_prompt": 1}
-    assert play(nothing).counts == {"no_prompt": 1}
+    assert routing.counts == {"no_prompt": 1}
 
 
-def test_what_serve_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_serve_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "_REMEMBERED", 2)
-
-    async def act(routing: Routing, client: Pretender) -> None:
+    async with playing() as (routing, client):
         tickets = [(await ranked(routing, f"n{n}"))[0] for n in range(2)]
         for ticket in tickets:
             routing.routed(ticket, "r", 5)
@@ -296,17 +288,15 @@ def test_what_serve_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
         assert client.live == [("n1", 5), ("n2", 5)]
         routing.drop(last)
         routing.completed("r", 5)
+    assert routing.counts["forgotten"] == 1
 
-    assert play(act).counts["forgotten"] == 1
 
-
-def test_an_hour_is_nothing_for_a_request_that_a_replica_has(
+async def test_an_hour_is_nothing_for_a_request_that_a_replica_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(rooms, "monotonic", lambda: clock[0])
-
-    async def act(routing: Routing, client: Pretender) -> None:
+    async with playing() as (routing, client):
         agent, _ = await ranked(routing, "agent")
         routing.routed(agent, "long", 5)
         routing.taken(agent)
@@ -317,5 +307,4 @@ def test_an_hour_is_nothing_for_a_request_that_a_replica_has(
         assert client.live == [("agent", 5), ("last", 5)]
         routing.drop(last)
         routing.completed("long", 5)
-
-    assert play(act).counts["forgotten"] == 1
+    assert routing.counts["forgotten"] == 1

@@ -15,14 +15,8 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import (
-    PROMPT,
-    add_worker,
-    app_client,
-    in_process,
-    worker,
-)
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, worker
 from tests.wait import until
 
 TYPE = "application/msgpack"
@@ -61,7 +55,7 @@ async def ask(
     return msgspec.msgpack.decode(answer.content) if wanted else answer.json()
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_hashes_come_back_packed(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     asked = BINARIES | {"reservation_id": "r"}
@@ -72,7 +66,7 @@ async def test_hashes_come_back_packed(client: httpx.AsyncClient, service: Drive
 
 
 @pytest.mark.parametrize("first", ["JSON", "lists", "binaries"])
-@run_by(in_process)
+@within(app_client)
 async def test_a_repeat_in_another_form_is_the_same_request(
     client: httpx.AsyncClient, service: Driver, *, first: str
 ) -> None:
@@ -97,7 +91,7 @@ async def test_a_repeat_in_another_form_is_the_same_request(
     assert service.loads()[0].loads[0].active_requests == 2
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_unknown_members_of_a_repeat_count_in_either_form(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -109,7 +103,7 @@ async def test_unknown_members_of_a_repeat_count_in_either_form(
     await ask(client, "/select_and_reserve", other, status=409)
 
 
-@run_by(in_process, max_body_bytes=1000)
+@within(app_client, max_body_bytes=1000)
 async def test_refusals_are_packed_as_well(client: httpx.AsyncClient) -> None:
     for method, path, content, headers, status, code in (
         ("GET", "/nowhere", b"", {}, 404, "route_not_found"),
@@ -130,23 +124,19 @@ async def test_refusals_are_packed_as_well(client: httpx.AsyncClient) -> None:
     assert (await client.put("/workers", headers=WANTED)).headers["allow"]
 
 
-def test_unknown_members_are_told_of_and_refused() -> None:
-    async def warn(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_unknown_members_are_told_of_and_refused() -> None:
+    async with app_client() as (client, service):
         add_worker(service)
         content = msgspec.msgpack.encode({**BINARIES, "surprise": 1})
         answer = await client.post("/select", content=content, headers=PACKED | WANTED)
         assert answer.headers["warning"] == '299 - "unknown field: surprise"'
         assert answer.headers["content-type"] == TYPE
-
-    async def refuse(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(field_validation=FieldValidation.STRICT) as (client, _):
         told = await ask(client, "/select", {"surprise": 1}, status=422)
         assert (told["code"], told["field"]) == ("unknown_field", "surprise")
 
-    in_process(warn)
-    in_process(refuse, field_validation=FieldValidation.STRICT)
 
-
-@run_by(in_process)
+@within(app_client)
 async def test_a_body_that_may_be_absent_may_be_empty(client: httpx.AsyncClient) -> None:
     await ask(client, "/leases", {"owner": "o", "ttl_s": 9, "lease_id": "l"}, status=201)
     for content, headers in ((b"", {}), (b"", PACKED), (b"\x80", PACKED)):
@@ -176,7 +166,7 @@ async def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/metrics", "/dump"])
-@run_by(in_process)
+@within(app_client)
 async def test_what_has_one_form_keeps_it(client: httpx.AsyncClient, *, path: str) -> None:
     plain, asked = await client.get(path), await client.get(path, headers=WANTED)
     assert asked.headers["content-type"] == plain.headers["content-type"]
@@ -185,7 +175,7 @@ async def test_what_has_one_form_keeps_it(client: httpx.AsyncClient, *, path: st
         assert asked.json() == plain.json()
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

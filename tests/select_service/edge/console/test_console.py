@@ -14,8 +14,8 @@ from select_service.edge.console.assets import Assets
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.types import LeaseRequest, SelectAndReserveRequest
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 
 BIG = 2**64 - 1
 OURS_BYTES_MAX, EVERYTHING_BYTES_MAX = 160_000, 215_000  # the latter with uPlot
@@ -30,7 +30,7 @@ VENDORED = {
 """The SHA-256 of each file that others wrote."""
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_page_is_served_under_a_strict_policy(client: httpx.AsyncClient) -> None:
     page = await client.get("/console")
     assert page.status_code == 200
@@ -90,14 +90,14 @@ def test_uplot_is_what_its_authors_published() -> None:
     "path",
     ["nope.js", "..%2fanswering.py", "%2e%2e", "__init__.py", "", "app.js%00", "..%5canswering.py"],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_no_other_file_can_be_had(client: httpx.AsyncClient, *, path: str) -> None:
     answer = await client.get(STATIC + path)
     assert answer.status_code == 404
     assert answer.json()["code"] == "route_not_found"
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, BIG)
     service.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=30.0))
@@ -116,7 +116,7 @@ async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> No
     assert (lease["lease_id"], lease["reservations"]) == ("l", 1)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_lists_are_bounded_and_newest_first(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -133,7 +133,7 @@ async def test_lists_are_bounded_and_newest_first(
     assert (await client.get("/console/api/reservations?limit=x")).status_code == 400
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_decisions_are_narrowed(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     add_worker(service, 2)
@@ -151,7 +151,7 @@ async def test_decisions_are_narrowed(client: httpx.AsyncClient, service: Driver
     assert (refused.status_code, refused.json()["field"]) == (400, "outcome")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_an_empty_service_says_so(client: httpx.AsyncClient) -> None:
     assert (await client.get("/console/api/leases")).json() == {"leases": [], "total": 0}
     reservations = (await client.get("/console/api/reservations")).json()
@@ -161,7 +161,7 @@ async def test_an_empty_service_says_so(client: httpx.AsyncClient) -> None:
     assert "findings" in (await client.get("/console/api/findings")).json()
 
 
-@run_by(in_process, no_console=True)
+@within(app_client, no_console=True)
 async def test_it_can_be_left_out(client: httpx.AsyncClient) -> None:
     for path in ("/console", STATIC + "app.js", "/console/events", "/console/api/leases"):
         answer = await client.get(path)
@@ -174,7 +174,7 @@ def test_it_is_no_part_of_the_api() -> None:
     assert not [route for route in ROUTES if route.pattern.startswith("/console")]
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_it_does_not_take_what_it_has_no_route_for(client: httpx.AsyncClient) -> None:
     assert (await client.post("/console")).status_code == 405
     assert (await client.delete("/console/events")).status_code == 405

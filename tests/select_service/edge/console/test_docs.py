@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from select_service.edge.console.assets import DOCS
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import app_client
 
 VENDORED = {
     name: digest
@@ -19,7 +19,7 @@ VENDORED = {
 """The SHA-256 of each file that others wrote."""
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_page_is_served_with_all_that_it_names(client: httpx.AsyncClient) -> None:
     page = await client.get("/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -53,6 +53,6 @@ def test_swagger_ui_is_what_its_authors_published() -> None:
     assert "Apache License" in (DOCS / "swagger-ui.LICENSE").read_text()
 
 
-@run_by(in_process, no_console=True)
+@within(app_client, no_console=True)
 async def test_without_the_console_there_is_none(client: httpx.AsyncClient) -> None:
     assert (await client.get("/docs")).status_code == 404

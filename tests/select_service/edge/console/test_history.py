@@ -16,9 +16,8 @@ from select_service.edge.console import history
 from select_service.edge.console.history import HISTORY_POINTS, POINT, RANKS_EVERY, History
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
-from tests import wait
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import SETTINGS, add_worker, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import SETTINGS, add_worker, app_client
 from tests.wait import until
 
 
@@ -40,7 +39,7 @@ def test_a_point_counts_selections_and_their_time() -> None:
     assert (point["buckets"][0], point["buckets"][-1]) == (1, 1)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_point_knows_what_was_cached_and_refused(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -67,22 +66,18 @@ async def test_a_point_knows_what_was_cached_and_refused(
     assert "select_service_selected_prefill_tokens_total 64.0" in text
 
 
-def test_points_come_by_themselves_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_points_come_by_themselves_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "HISTORY_STEP_S", 0.0)
-
-    async def run() -> None:
-        book = History(create_driver(SETTINGS), Traffic())
-        book.start(asyncio.get_running_loop())
-        book.start(asyncio.get_running_loop())  # once is enough
-        await until(lambda: len(book.points) == HISTORY_POINTS)
-        oldest = book.points[0]
-        await until(lambda: book.points[0] is not oldest)
-        assert len(book.points) == HISTORY_POINTS
-        book.close()
-        book.close()
-        assert len(book.chosen) == HISTORY_POINTS // RANKS_EVERY
-        kept = list(book.points)
-        await asyncio.sleep(0.01)
-        assert list(book.points) == kept
-
-    wait.run(run())
+    book = History(create_driver(SETTINGS), Traffic())
+    book.start(asyncio.get_running_loop())
+    book.start(asyncio.get_running_loop())  # once is enough
+    await until(lambda: len(book.points) == HISTORY_POINTS)
+    oldest = book.points[0]
+    await until(lambda: book.points[0] is not oldest)
+    assert len(book.points) == HISTORY_POINTS
+    book.close()
+    book.close()
+    assert len(book.chosen) == HISTORY_POINTS // RANKS_EVERY
+    kept = list(book.points)
+    await asyncio.sleep(0.01)
+    assert list(book.points) == kept

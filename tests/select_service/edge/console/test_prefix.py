@@ -11,8 +11,8 @@ from indexer.core.hashing import block_hashes, sequence_hashes, unpack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, app_client, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 
 TOKENS = list(range(64))
 HASHES = block_hashes(TOKENS, 16)
@@ -38,7 +38,7 @@ async def ask(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return told
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driver) -> None:
     for worker_id in (1, 2, BIG):
         add_worker(service, worker_id)
@@ -65,7 +65,7 @@ async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driv
     }
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_nobody_holds_it(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     told = await ask(client, token_ids=TOKENS)
@@ -104,7 +104,7 @@ async def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None
         (b'{"model_name": "nobody", "block_hashes": ["1"]}', 503),
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_no_question_is_refused(
     client: httpx.AsyncClient, service: Driver, *, body: bytes, status: int
 ) -> None:

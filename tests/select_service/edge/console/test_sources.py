@@ -15,24 +15,21 @@ from select_service.edge.console import sources
 FINDINGS = [{"code": "events-refused", "worker_id": number} for number in range(40)]
 
 
-def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of them held the loop for 4 ms."""
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
 
     async def report() -> Any:
         return SimpleNamespace(findings=FINDINGS, left_out=3, suspected=FINDINGS[:2])
 
-    async def run() -> None:
-        service: Any = SimpleNamespace(doctor=lambda: SimpleNamespace(report=report))
-        asking = asyncio.ensure_future(sources.findings(service))
-        turns = 0
-        while not asking.done():
-            turns += 1
-            await asyncio.sleep(0)
-        told = json.loads(await asking)
-        assert (told["available"], told["why"], told["left_out"]) == (True, None, 3)
-        assert [one["worker_id"] for one in told["findings"]] == [str(n) for n in range(40)]
-        assert [one["worker_id"] for one in told["suspected"]] == ["0", "1"]
-        assert turns >= len(FINDINGS)
-
-    asyncio.run(run())
+    service: Any = SimpleNamespace(doctor=lambda: SimpleNamespace(report=report))
+    asking = asyncio.ensure_future(sources.findings(service))
+    turns = 0
+    while not asking.done():
+        turns += 1
+        await asyncio.sleep(0)
+    told = json.loads(await asking)
+    assert (told["available"], told["why"], told["left_out"]) == (True, None, 3)
+    assert [one["worker_id"] for one in told["findings"]] == [str(n) for n in range(40)]
+    assert [one["worker_id"] for one in told["suspected"]] == ["0", "1"]
+    assert turns >= len(FINDINGS)

@@ -15,9 +15,9 @@ from select_service.edge.cooperative import TimeSlices
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
 from select_service.types import SelectAndReserveRequest
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.console.watching import ranks_of, watching
-from tests.select_service.edge.serving import Wire, add_worker, on_a_port
+from tests.select_service.edge.serving import Wire, add_worker, listening
 from tests.wait import until
 
 BIG = 2**64 - 1
@@ -33,7 +33,7 @@ def _book(service: Driver, name: str) -> None:
     service.select_and_reserve_now(request)
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> None:
     add_worker(service, BIG, total_kv_blocks=100)
     async with watching(port) as page:
@@ -61,7 +61,7 @@ async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> Non
         assert (await page.until("gone"))["gone"] == [str(BIG)]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_comes_later_gets_all_there_is(port: int, service: Driver) -> None:
     for worker_id in range(40):
         add_worker(service, worker_id, data_parallel_size=2, kv_events_endpoints=_endpoints(2))
@@ -82,7 +82,7 @@ def _endpoints(ranks: int) -> dict[str, str]:
     return {str(rank): "tcp://127.0.0.1:9" for rank in range(ranks)}
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_nothing_is_computed_while_nobody_looks(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -110,7 +110,7 @@ def _book_if_possible(service: Driver, name: str) -> None:
         _book(service, name)
 
 
-@run_by(on_a_port, console_clients_max=2)
+@within(listening, console_clients_max=2)
 async def test_pages_are_bounded_and_counted(port: int, service: Driver, server: Server) -> None:
     traffic = server._application._traffic
     async with watching(port) as one, watching(port) as two:
@@ -132,7 +132,7 @@ async def test_pages_are_bounded_and_counted(port: int, service: Driver, server:
         assert (await again.next())[0] == "snapshot"
 
 
-@run_by(on_a_port, console_clients_max=1)
+@within(listening, console_clients_max=1)
 async def test_head_opens_no_stream(port: int, service: Driver, server: Server) -> None:
     wire = await Wire.to(port)
     wire.say(b"HEAD /console/events HTTP/1.1\r\nhost: s\r\n\r\n")
@@ -141,7 +141,7 @@ async def test_head_opens_no_stream(port: int, service: Driver, server: Server) 
     assert server._application._traffic.console.clients == 0
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_client_without_pieces_is_told_so(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -153,7 +153,7 @@ async def test_a_client_without_pieces_is_told_so(
     assert server._application._traffic.console.clients == 0
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_does_not_read_is_dropped(port: int, service: Driver, server: Server) -> None:
     traffic = server._application._traffic
     service.core.limits.worker_bytes_max = 1 << 30
@@ -169,7 +169,7 @@ async def test_who_does_not_read_is_dropped(port: int, service: Driver, server: 
             assert (await other.next())[0] == "snapshot", "the others go on"
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_the_end_of_the_process_ends_the_stream(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -182,7 +182,7 @@ async def test_the_end_of_the_process_ends_the_stream(
         assert await page.wire.rest() == b"\r\n", "and the connection with it"
 
 
-def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = fleet.FleetTable.look
     is_ill = False
 
@@ -195,9 +195,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
         return news
 
     monkeypatch.setattr(fleet.FleetTable, "look", look)
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        nonlocal is_ill
+    async with listening() as (port, service, server):
         add_worker(service, 1)
         async with watching(port) as page:
             await page.next()
@@ -207,8 +205,6 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
             assert told["ranks"][0][4] == 1, "the request that was booked"
             assert told["state"]["reservations"] == 1
             assert server._application._traffic.console.faults == 1
-
-    on_a_port(use)
 
 
 class Breaths(TimeSlices):
@@ -223,7 +219,7 @@ class Breaths(TimeSlices):
         await super().yield_if_due()
 
 
-@run_by(on_a_port, admission_control="token-capacity")
+@within(listening, admission_control="token-capacity")
 async def test_pools_and_thresholds_are_written_one_by_one(port: int, service: Driver) -> None:
     for number in range(20):
         add_worker(service, number, model_name=f"m{number}", max_inflight=9)
@@ -235,7 +231,7 @@ async def test_pools_and_thresholds_are_written_one_by_one(port: int, service: D
     assert breaths.taken >= 4 * 20, "read and written, each of both"
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_closed_view_has_nothing_to_say(port: int, service: Driver, server: Server) -> None:
     console = server._application._console
     assert console is not None

@@ -193,19 +193,15 @@ async def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
         await asyncio.gather(looking, return_exceptions=True)
 
 
-def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-
-    async def run() -> None:
-        source = watched_workers(
-            KubernetesApi(None, str(tmp_path)), "a=b", slices=False, backoff_s=0.01
-        )
-        looking = asyncio.ensure_future(source.run())
-        await until(lambda: source.failures.get("unconfigured", 0) > 1)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
-
-    wait.run(run())
+    source = watched_workers(
+        KubernetesApi(None, str(tmp_path)), "a=b", slices=False, backoff_s=0.01
+    )
+    looking = asyncio.ensure_future(source.run())
+    await until(lambda: source.failures.get("unconfigured", 0) > 1)
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"

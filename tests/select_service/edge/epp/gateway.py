@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.edge.epp.server import EndpointPicker
 from select_service.types import WorkerSpec
 from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.serving import HOST, SETTINGS, worker
 from tests.wait import PATIENCE_S
 
@@ -102,17 +102,9 @@ async def gateway(**settings: Any) -> AsyncIterator[Gateway]:
         await driver.close()
 
 
-def at_a_gateway(use: Callable[[Gateway], Awaitable[None]], **settings: Any) -> None:
-    async def run() -> None:
-        async with gateway(**settings) as at:
-            await use(at)
-
-    wait.run(run())
-
-
 def played(**settings: Any) -> Any:
     """Let a test have a gateway."""
-    return run_by(at_a_gateway, **settings)
+    return within(gateway, **settings)
 
 
 async def say(stream: Any, message: Any) -> None:
@@ -157,11 +149,19 @@ def response_headers(served: str | None = None) -> Any:
     return message
 
 
-async def placed(at: Gateway, prompt: object, **fields: str) -> tuple[Any, str]:
-    """Send a request and return its stream, and the endpoint it got."""
-    stream = at.stream()
+async def requested(
+    at: Gateway, prompt: object, *credentials: tuple[str, str], **fields: str
+) -> Any:
+    """Send a request and return its stream."""
+    stream = at.stream(*credentials)
     await say(stream, headers(fields))
     await say(stream, body(prompt))
+    return stream
+
+
+async def placed(at: Gateway, prompt: object, **fields: str) -> tuple[Any, str]:
+    """Send a request and return its stream, and the endpoint it got."""
+    stream = await requested(at, prompt, **fields)
     head, passed = await hear(stream), await hear(stream)
     assert passed.WhichOneof("response") == "request_body"
     return stream, endpoint_in(head)

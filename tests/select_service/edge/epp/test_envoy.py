@@ -19,7 +19,7 @@ from select_service.types import OverlapScoresRequest
 from tests.select_service.edge.epp.envoy import BY_HEADER, BY_METADATA, envoy
 from tests.select_service.edge.epp.gateway import Gateway, gateway
 from tests.select_service.gateway.stage import served
-from tests.wait import PATIENCE_S, run, until
+from tests.wait import PATIENCE_S, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
@@ -89,53 +89,46 @@ async def stage(
     [("FULL_DUPLEX_STREAMED", BY_METADATA), ("BUFFERED", BY_HEADER)],
     ids=["streamed", "buffered"],
 )
-def test_requests_go_where_their_prefix_is(tmp_path: Path, bodies: str, found: object) -> None:
-    async def play() -> None:
-        async with stage(tmp_path, bodies, found) as on:
-            cold = await on.chat(RULES, ROME)
-            assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-            holder = int(cold["id"].split("-")[1])
-            await until(lambda: on.held(RULES)[holder])
-            for number in range(4):
-                warm = await on.chat(RULES, WHO | {"name": str(number)})
-                assert int(warm["id"].split("-")[1]) == holder
-                assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > PREFIX
-            await on.freed(completed=5)
-
-    run(play())
-
-
-def test_answers_stream_and_callers_leave(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with stage(tmp_path, shape=SLOW) as on:
-            long = {"messages": [RULES], "stream": True, "max_tokens": 1_500}
-            async with on.http.stream("POST", CHAT, json=long) as answer:
-                lines = answer.aiter_lines()
-                first = json.loads((await anext(lines)).removeprefix("data: "))
-                assert first["choices"]
-                assert on.booked() == 1
-                ((prefill, _),) = (one for one in on.at.loads().values() if one[1])
-                assert prefill == 0, "its first bytes complete the prefill"
-            await on.freed(cancelled=1)
-
-    run(play())
+async def test_requests_go_where_their_prefix_is(
+    tmp_path: Path, bodies: str, found: object
+) -> None:
+    async with stage(tmp_path, bodies, found) as on:
+        cold = await on.chat(RULES, ROME)
+        assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        holder = int(cold["id"].split("-")[1])
+        await until(lambda: on.held(RULES)[holder])
+        for number in range(4):
+            warm = await on.chat(RULES, WHO | {"name": str(number)})
+            assert int(warm["id"].split("-")[1]) == holder
+            assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > PREFIX
+        await on.freed(completed=5)
 
 
-def test_refusals_and_failures_reach_the_caller(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with stage(tmp_path) as on:
-            refused = await on.http.post(CHAT, content=b"[]", headers=JSON)
-            assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
-            for engine in on.engines:
-                engine.worker.up = False
-            failed = await on.http.post(CHAT, json={"messages": [ROME]})
-            assert (failed.status_code, failed.json()["error"]["message"]) == (503, DOWN)
-            await on.freed(failed=1)
-            for engine in on.engines:
-                on.at.driver.delete_worker(engine.worker.worker_id)
-            nobody = await on.http.post(CHAT, json={"messages": [ROME]})
-            assert nobody.status_code == 503
-            assert "retry-after" in nobody.headers
-            assert sum(engine.requests for engine in on.engines) == 1
+async def test_answers_stream_and_callers_leave(tmp_path: Path) -> None:
+    async with stage(tmp_path, shape=SLOW) as on:
+        long = {"messages": [RULES], "stream": True, "max_tokens": 1_500}
+        async with on.http.stream("POST", CHAT, json=long) as answer:
+            lines = answer.aiter_lines()
+            first = json.loads((await anext(lines)).removeprefix("data: "))
+            assert first["choices"]
+            assert on.booked() == 1
+            ((prefill, _),) = (one for one in on.at.loads().values() if one[1])
+            assert prefill == 0, "its first bytes complete the prefill"
+        await on.freed(cancelled=1)
 
-    run(play())
+
+async def test_refusals_and_failures_reach_the_caller(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        refused = await on.http.post(CHAT, content=b"[]", headers=JSON)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+        for engine in on.engines:
+            engine.worker.up = False
+        failed = await on.http.post(CHAT, json={"messages": [ROME]})
+        assert (failed.status_code, failed.json()["error"]["message"]) == (503, DOWN)
+        await on.freed(failed=1)
+        for engine in on.engines:
+            on.at.driver.delete_worker(engine.worker.worker_id)
+        nobody = await on.http.post(CHAT, json={"messages": [ROME]})
+        assert nobody.status_code == 503
+        assert "retry-after" in nobody.headers
+        assert sum(engine.requests for engine in on.engines) == 1

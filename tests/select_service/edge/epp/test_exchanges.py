@@ -11,8 +11,7 @@ import pytest
 
 from select_service.edge.epp.messages import ProcessingResponse
 from select_service.types import ReservationRequest
-from tests.coroutines import run_by
-from tests.select_service.edge.epp.gateway import Gateway, at_a_gateway, hear, refused
+from tests.select_service.edge.epp.gateway import Gateway, hear, played, refused
 
 GOLDEN = json.loads(
     (Path(__file__).parents[4] / "tests/golden/epp/exchanges.json").read_text("utf-8")
@@ -41,7 +40,7 @@ def add_worker(at: Gateway, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN["exchanges"])
-@run_by(at_a_gateway)
+@played()
 async def test_an_exchange_goes_as_recorded(at: Gateway, *, name: str) -> None:
     add_worker(at, name)
     stream = at.stream()
@@ -60,7 +59,7 @@ async def test_an_exchange_goes_as_recorded(at: Gateway, *, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN["refused"])
-@run_by(at_a_gateway)
+@played()
 async def test_a_refusal_is_an_immediate_response(at: Gateway, *, name: str) -> None:
     at.add_worker()
     stream = at.stream()

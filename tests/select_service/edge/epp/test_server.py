@@ -20,7 +20,6 @@ from tests.live.server import Server
 from tests.select_service.edge.epp.gateway import (
     PROCESS,
     Gateway,
-    at_a_gateway,
     body,
     endpoint_in,
     gateway,
@@ -28,6 +27,7 @@ from tests.select_service.edge.epp.gateway import (
     hear,
     placed,
     played,
+    requested,
     say,
 )
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
@@ -73,31 +73,26 @@ async def test_strange_calls_harm_nobody(at: Gateway) -> None:
     stream.cancel()
 
 
-def test_a_bug_ends_its_stream_and_is_counted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@played()
+async def test_a_bug_ends_its_stream_and_is_counted(
+    at: Gateway, *, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(at: Gateway) -> None:
-        at.add_worker()
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
 
-        def fail(*_: object) -> None:
-            raise ZeroDivisionError("a bug")
-
+    at.add_worker()
+    with caplog.at_level(logging.CRITICAL, logger="grpc._cython.cygrpc"):
         with monkeypatch.context() as patched:
             patched.setattr(Driver, "select_and_reserve", fail)
-            stream = at.stream()
-            await say(stream, headers())
-            await say(stream, body(PROMPT))
+            stream = await requested(at, PROMPT)
             assert await stream.code() is not grpc.StatusCode.OK
         await at.settled()
         assert at.traffic.crashes == 1
         stream, _ = await placed(at, PROMPT)
         stream.cancel()
 
-    with caplog.at_level(logging.CRITICAL, logger="grpc._cython.cygrpc"):
-        at_a_gateway(use)
 
-
-def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: Path) -> None:
+async def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens")
     for name, scope, more in (
         ("gateway", "select", {}),
@@ -105,8 +100,7 @@ def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: Path) 
         ("team", "select", {"tenants": ["acme"]}),
     ):
         tokens.add(name, scope, **more)
-
-    async def use(at: Gateway) -> None:
+    async with gateway(**tokens.setting) as at:
         at.add_worker(1)
         at.add_worker(2, tenant_id="acme")
         for credentials, code in (
@@ -117,20 +111,14 @@ def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: Path) 
             stream = at.stream(*credentials)
             assert await stream.code() is code
         for name, endpoint in (("gateway", "10.0.0.1:8000"), ("team", "10.0.0.2:8000")):
-            stream = at.stream(*tokens.header(name).items())
-            await say(stream, headers())
-            await say(stream, body(PROMPT))
+            stream = await requested(at, PROMPT, *tokens.header(name).items())
             assert endpoint_in(await hear(stream)) == endpoint
             stream.cancel()
 
-    at_a_gateway(use, token_file=str(tokens.path))
 
-
-def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
+async def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    cert, key = authority.issue("server")
-
-    async def use(at: Gateway) -> None:
+    async with gateway(**authority.serving("server"), epp_host="localhost") as at:
         at.add_worker()
         trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{at.picker.port}", trusted) as channel:
@@ -140,8 +128,6 @@ def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
             assert endpoint_in(await hear(stream)) == "10.0.0.1:8000"
             stream.cancel()
             await until(lambda: not at.driver.awaited)
-
-    at_a_gateway(use, tls_cert=str(cert), tls_key=str(key), epp_host="localhost")
 
 
 async def test_a_port_that_is_taken_is_told() -> None:

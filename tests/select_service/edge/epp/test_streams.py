@@ -6,10 +6,8 @@ import grpc
 import pytest
 
 from select_service.edge.epp import processing_stream
-from tests.coroutines import run_by
 from tests.select_service.edge.epp.gateway import (
     Gateway,
-    at_a_gateway,
     body,
     endpoint_in,
     headers,
@@ -17,6 +15,7 @@ from tests.select_service.edge.epp.gateway import (
     placed,
     played,
     refused,
+    requested,
     response_headers,
     say,
 )
@@ -51,7 +50,7 @@ async def test_the_first_bytes_end_the_prefill_and_the_end_frees(at: Gateway) ->
 
 @pytest.mark.parametrize("after", ["choice", "headers", "body"])
 @pytest.mark.parametrize("how", ["cancel", "half_close"])
-@run_by(at_a_gateway)
+@played()
 async def test_a_stream_that_breaks_frees(at: Gateway, *, after: str, how: str) -> None:
     at.add_worker()
     stream, endpoint = await placed(at, PROMPT)
@@ -87,10 +86,7 @@ async def test_a_stream_that_breaks_before_the_choice_leaves_nothing(at: Gateway
 async def test_a_request_that_waits_is_placed_when_one_ends(at: Gateway) -> None:
     at.add_worker()
     first, _ = await placed(at, PROMPT)
-    second, third = at.stream(), at.stream()
-    for stream in (second, third):
-        await say(stream, headers())
-        await say(stream, body(PROMPT))
+    second, third = await requested(at, PROMPT), await requested(at, PROMPT)
     await until(lambda: at.driver.waiting == 2)
     third.cancel()
     await until(lambda: at.driver.waiting == 1)
@@ -104,9 +100,7 @@ async def test_a_request_that_waits_is_placed_when_one_ends(at: Gateway) -> None
 async def test_what_is_shed_is_429_with_a_time(at: Gateway) -> None:
     at.add_worker()
     first, _ = await placed(at, PROMPT)
-    stream = at.stream()
-    await say(stream, headers())
-    await say(stream, body(PROMPT))
+    stream = await requested(at, PROMPT)
     status, named, said = await refused(stream)
     assert status == 429
     assert int(named["retry-after"]) >= 1
@@ -116,9 +110,7 @@ async def test_what_is_shed_is_429_with_a_time(at: Gateway) -> None:
 
 @played()
 async def test_nobody_to_serve_is_503(at: Gateway) -> None:
-    stream = at.stream()
-    await say(stream, headers())
-    await say(stream, body(PROMPT))
+    stream = await requested(at, PROMPT)
     status, named, said = await refused(stream)
     assert (status, said["code"]) == (503, "no_schedulable_worker")
     assert int(named["retry-after"]) >= 1
@@ -127,9 +119,7 @@ async def test_nobody_to_serve_is_503(at: Gateway) -> None:
 @played()
 async def test_an_endpoint_without_an_address_is_503_and_frees(at: Gateway) -> None:
     at.add_worker(endpoint="http://engine.example:8000")
-    stream = at.stream()
-    await say(stream, headers())
-    await say(stream, body(PROMPT))
+    stream = await requested(at, PROMPT)
     status, _, said = await refused(stream)
     assert (status, said["code"]) == (503, "endpoint_unusable")
 
@@ -256,7 +246,7 @@ async def test_what_ended_elsewhere_is_counted(at: Gateway) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"", b"\x42\x00"])
-@run_by(at_a_gateway)
+@played()
 async def test_bytes_that_are_no_message_end_their_stream_alone(
     at: Gateway, *, data: bytes
 ) -> None:

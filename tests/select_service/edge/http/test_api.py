@@ -13,7 +13,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
 from select_service.version import __version__
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import (
@@ -21,7 +21,6 @@ from tests.select_service.edge.serving import (
     Wire,
     add_worker,
     app_client,
-    in_process,
     listening,
     worker,
 )
@@ -49,7 +48,7 @@ def raw(client: httpx.AsyncClient, path: str) -> httpx.URL:
         *("/reservations/", "/reservations//prefill_complete", "/reservations/a/b", "/he%61lth"),
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_paths_are_exact(client: httpx.AsyncClient, *, path: str) -> None:
     for method in ("GET", "POST", "DELETE"):
         answer = await client.request(method, raw(client, path))
@@ -110,7 +109,7 @@ async def test_the_root_tells_strangers_no_version(tmp_path: Path) -> None:
         ("get", "/health", "GET, HEAD"),
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_known_path_wrong_method(
     client: httpx.AsyncClient, *, method: str, path: str, allow: str
 ) -> None:
@@ -130,7 +129,7 @@ NOT_200 = {
 """Of an empty service without replicas; the pattern itself names nothing."""
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_head_works_on_get_routes(client: httpx.AsyncClient) -> None:
     for route in ROUTES:
         if route.method == "GET":
@@ -151,7 +150,7 @@ async def test_head_works_on_get_routes(client: httpx.AsyncClient) -> None:
         "Application/Problem+JSON ; x=y",
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_media_types_accepted(client: httpx.AsyncClient, *, media_type: str) -> None:
     headers = {"content-type": media_type}
     answer = await client.post("/select", content=b"{}", headers=headers)
@@ -165,7 +164,7 @@ async def test_media_types_accepted(client: httpx.AsyncClient, *, media_type: st
         *("application/+json", "text/json", "application/json-seq", "x/application/json"),
     ],
 )
-@run_by(in_process)
+@within(app_client)
 async def test_media_types_refused_before_the_body_is_read(
     client: httpx.AsyncClient, *, media_type: str
 ) -> None:
@@ -175,7 +174,7 @@ async def test_media_types_refused_before_the_body_is_read(
         problem(answer, 415, "unsupported_media_type")
 
 
-@run_by(in_process, max_body_bytes=2048)
+@within(app_client, max_body_bytes=2048)
 async def test_the_body_limit_is_exact(client: httpx.AsyncClient, service: Driver) -> None:
     limit = 2048
     fits = json.dumps(PROMPT).encode().ljust(limit)
@@ -194,14 +193,14 @@ async def test_the_body_limit_is_exact(client: httpx.AsyncClient, service: Drive
 @pytest.mark.parametrize("path", ["/workers/x", "/workers/-1", "/workers/18446744073709551616"])
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 @pytest.mark.parametrize("body", [{}, {"block_size": "none"}], ids=["right", "wrong"])
-@run_by(in_process)
+@within(app_client)
 async def test_path_numbers(
     client: httpx.AsyncClient, *, method: str, path: str, body: dict[str, str]
 ) -> None:
     problem(await client.request(method, path, json=body), 400, "invalid_path")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_path_numbers_in_other_spellings(client: httpx.AsyncClient, service: Driver) -> None:
     for spelling in ("+1", "01", "%31", "+00000000000000000000000001"):
         add_worker(service)
@@ -213,7 +212,7 @@ async def test_path_numbers_in_other_spellings(client: httpx.AsyncClient, servic
         problem(answer, 400, "invalid_path")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_ids_are_percent_decoded_segments(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     booking = {"reservation_id": "a/b c", "worker_id": 1, **PROMPT}
@@ -227,7 +226,7 @@ async def test_ids_are_percent_decoded_segments(client: httpx.AsyncClient, servi
     assert answer.json()["error"] == "reservation %zz not found"
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_queries(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     add_worker(service, 2, model_name="m 1", tenant_id="")
@@ -250,7 +249,7 @@ async def test_queries(client: httpx.AsyncClient, service: Driver) -> None:
         problem(answer, 422, "invalid_field", "routing_group")
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_worker_is_drained_and_put_back(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     add_worker(service, 2)
@@ -291,10 +290,9 @@ async def test_a_worker_is_drained_and_put_back(client: httpx.AsyncClient, servi
     problem(too_long, 422, "invalid_field", "reason")
 
 
-def test_unknown_parameters_of_a_query() -> None:
+async def test_unknown_parameters_of_a_query() -> None:
     """A misspelt scope is answered with all of them: that has to be said."""
-
-    async def warns(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client() as (client, _):
         answer = await client.get("/loads?model=llama&tenant_id=acme&x")
         assert answer.status_code == 200
         assert answer.headers["warning"] == '299 - "unknown parameter: model, x"'
@@ -308,22 +306,16 @@ def test_unknown_parameters_of_a_query() -> None:
         assert answer.status_code == 404
         for url in ("/loads?model_name=llama", "/loads?", "/metrics?x=1", "/console?x=1"):
             assert "warning" not in (await client.get(url)).headers, url
-
-    async def refuses(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(field_validation=FieldValidation.STRICT) as (client, _):
         problem(await client.get("/loads?model=llama"), 422, "unknown_field", "model")
         assert (await client.get("/loads?model_name=llama")).status_code == 200
         assert (await client.get("/console/api/decisions?limit=5")).status_code == 200
-
-    async def ignores(client: httpx.AsyncClient, service: Driver) -> None:
+    async with app_client(field_validation=FieldValidation.IGNORE) as (client, _):
         assert "warning" not in (await client.get("/loads?model=llama")).headers
 
-    in_process(warns)
-    in_process(refuses, field_validation=FieldValidation.STRICT)
-    in_process(ignores, field_validation=FieldValidation.IGNORE)
 
-
-def test_unknown_fields() -> None:
-    async def warns(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_unknown_fields() -> None:
+    async with app_client() as (client, _):
         answer = await client.post("/select", json={**PROMPT, "pined_worker": 1})
         assert answer.status_code == 503  # also refusals say so
         assert answer.headers["warning"] == '299 - "unknown field: pined_worker"'
@@ -333,15 +325,9 @@ def test_unknown_fields() -> None:
         assert answer.status_code == 200
         assert "set-cookie" not in answer.headers
         assert "warning" not in (await client.post("/select", json=PROMPT)).headers
-
-    async def refuses(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(field_validation=FieldValidation.STRICT) as (client, _):
         answer = await client.post("/select", json={**PROMPT, "bogus": 1})
         problem(answer, 422, "unknown_field", "bogus")
-
-    async def says_nothing(client: httpx.AsyncClient, _: Driver) -> None:
+    async with app_client(field_validation=FieldValidation.IGNORE) as (client, _):
         answer = await client.post("/workers", json=worker(bogus=1))
         assert "warning" not in answer.headers
-
-    in_process(warns)
-    in_process(refuses, field_validation=FieldValidation.STRICT)
-    in_process(says_nothing, field_validation=FieldValidation.IGNORE)

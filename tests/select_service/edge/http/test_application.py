@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from select_service.edge import server
@@ -15,16 +14,14 @@ from select_service.edge.app import create_application
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,
     Wire,
     add_worker,
     app_client,
-    in_process,
     listening,
-    on_a_port,
 )
 from tests.wait import until
 
@@ -43,7 +40,7 @@ def _pending(service: Driver) -> int:
     return sum(scope.pending_count for scope in service.loads())
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_request_that_waits_is_answered_when_there_is_room(
     port: int, service: Driver
 ) -> None:
@@ -60,7 +57,7 @@ async def test_a_request_that_waits_is_answered_when_there_is_room(
     assert (await waiting.answer())[0] == 200
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_refusal_after_waiting(port: int, service: Driver) -> None:
     wire = await _fill(port, service)
     waiting = await Wire.to(port)
@@ -84,7 +81,7 @@ async def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.Mo
         assert not running.should_exit
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_is_let_in_as_the_port_closes_is_sent_away(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -110,7 +107,7 @@ class _Endless:
             self.closed = True
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_stream_ends_with_its_client(
     port: int, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +120,7 @@ async def test_a_stream_ends_with_its_client(
     await until(lambda: endless.closed)
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_stream_ends_with_the_process(
     port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +186,7 @@ async def test_a_wait_that_fails_is_500(monkeypatch: pytest.MonkeyPatch) -> None
         assert await wire.status("POST", "/select", PROMPT) == 500
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_client_that_leaves_within_its_body(port: int) -> None:
     wire = await Wire.to(port)
     wire.say(
@@ -209,7 +206,7 @@ async def test_a_client_that_leaves_within_its_body(port: int) -> None:
         await asyncio.sleep(0.005)
 
 
-@run_by(on_a_port, max_body_bytes=1000)
+@within(listening, max_body_bytes=1000)
 async def test_a_big_body_refused_early_is_read_to_its_end(port: int) -> None:
     wire = await Wire.to(port)
     head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -220,7 +217,7 @@ async def test_a_big_body_refused_early_is_read_to_its_end(port: int) -> None:
     assert (await wire.answer())[0] == 200
 
 
-@run_by(on_a_port, max_body_bytes=1000)
+@within(listening, max_body_bytes=1000)
 async def test_a_client_that_asks_first_is_told_before_it_sends(port: int) -> None:
     head = (
         b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -247,11 +244,9 @@ async def test_only_http_is_served() -> None:
         await application({"type": "websocket"}, nothing, nothing)
 
 
-def test_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        await client.get("/health")
-
+async def test_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="select_service.access"):
-        in_process(use, access_log=True)
+        async with app_client(access_log=True) as (client, _):
+            await client.get("/health")
     (record,) = caplog.records
     assert (record.__dict__["path"], record.__dict__["status"]) == ("/health", 200)

@@ -17,15 +17,8 @@ from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    Wire,
-    add_worker,
-    listening,
-    on_a_port,
-)
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, listening
 from tests.wait import until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -112,7 +105,7 @@ async def _head(wire: Wire) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
-@run_by(on_a_port)
+@within(listening)
 async def test_both_ways_answer_alike(
     port: int,
     service: Driver,
@@ -201,7 +194,7 @@ def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual:
     assert with_id <= found if is_usual else not with_id & found
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_one_connection_may_speak_both(
     port: int, service: Driver, *, taken: list[bytes]
 ) -> None:
@@ -228,7 +221,7 @@ async def test_one_connection_may_speak_both(
     assert len(taken) == 12
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_lifecycle_needs_no_exchange(
     port: int, service: Driver, *, taken: list[bytes]
 ) -> None:
@@ -244,7 +237,7 @@ async def test_a_lifecycle_needs_no_exchange(
     assert len(taken) == 4
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_pipelines_is_answered_in_order_and_one_at_a_time(
     port: int, service: Driver, server: Server, *, taken: list[bytes]
 ) -> None:
@@ -259,7 +252,7 @@ async def test_who_pipelines_is_answered_in_order_and_one_at_a_time(
     assert taken == [b"/health"]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_asks_for_what_is_not_there_is_told_so_at_once(
     port: int, *, taken: list[bytes]
 ) -> None:
@@ -281,7 +274,7 @@ async def test_who_asks_for_what_is_not_there_is_told_so_at_once(
     "headers",
     [("upgrade: x",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
 )
-@run_by(on_a_port)
+@within(listening)
 async def test_the_unusual_goes_the_long_way(
     port: int, *, taken: list[bytes], headers: tuple[str, ...]
 ) -> None:
@@ -300,7 +293,7 @@ async def test_the_unusual_goes_the_long_way(
     ],
 )
 @pytest.mark.parametrize("more", [b"", b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n", b"x\r\n"])
-@run_by(on_a_port)
+@within(listening)
 async def test_who_asks_once_is_answered_and_parted_with(
     port: int, *, taken: list[bytes], head: bytes, more: bytes
 ) -> None:
@@ -320,7 +313,7 @@ CHUNKED = (
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 @pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n"])
-@run_by(on_a_port)
+@within(listening)
 async def test_a_body_in_chunks(
     port: int, service: Driver, *, taken: list[bytes], size: int, end: bytes
 ) -> None:
@@ -335,7 +328,7 @@ async def test_a_body_in_chunks(
     assert taken == [b"/select"] * 3
 
 
-@run_by(on_a_port, max_body_bytes=64)
+@within(listening, max_body_bytes=64)
 async def test_chunks_of_more_than_a_body_may_have(port: int, *, taken: list[bytes]) -> None:
     wire = await Wire.to(port)
     wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n")
@@ -353,7 +346,7 @@ async def test_chunks_of_more_than_a_body_may_have(port: int, *, taken: list[byt
     [b"content-length: 64\r\n\r\n%b", b"transfer-encoding: chunked\r\n\r\n40\r\n%b\r\n0\r\n\r\n"],
     ids=["length", "chunks"],
 )
-@run_by(on_a_port)
+@within(listening)
 async def test_a_body_nobody_reads_is_not_kept(
     port: int, service: Driver, server: Server, *, body: bytes, taken: list[bytes]
 ) -> None:
@@ -370,7 +363,7 @@ async def test_a_body_nobody_reads_is_not_kept(
 
 
 @pytest.mark.parametrize("more", [b"zzz\r\n", b""], ids=["nonsense", "nothing"])
-@run_by(on_a_port, max_body_bytes=64, body_timeout_s=0.3)
+@within(listening, max_body_bytes=64, body_timeout_s=0.3)
 async def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(
     port: int, *, more: bytes
 ) -> None:
@@ -382,7 +375,7 @@ async def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(
     assert await wire.rest() == b""
 
 
-@run_by(on_a_port, access_log=True)
+@within(listening, access_log=True)
 async def test_with_an_access_log_every_request_is_in_it(port: int, *, taken: list[bytes]) -> None:
     wire = await Wire.to(port)
     assert await wire.status("GET", "/health") == 200
@@ -390,7 +383,7 @@ async def test_with_an_access_log_every_request_is_in_it(port: int, *, taken: li
 
 
 @pytest.mark.parametrize("way", ["fast", "asgi"])
-@run_by(on_a_port, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
+@within(listening, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
 async def test_a_blank_line_after_an_answer_does_not_keep_the_connection(
     port: int, *, way: str
 ) -> None:
@@ -401,7 +394,7 @@ async def test_a_blank_line_after_an_answer_does_not_keep_the_connection(
     assert await wire.rest() in (b"", b'{"status":"ok"}')
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_what_stands_before_a_request_is_no_part_of_its_head(
     port: int, *, taken: list[bytes]
 ) -> None:
@@ -413,7 +406,7 @@ async def test_what_stands_before_a_request_is_no_part_of_its_head(
     assert taken == [b"/health"]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_an_upgrade_does_not_overtake_who_came_before_it(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -426,7 +419,7 @@ async def test_an_upgrade_does_not_overtake_who_came_before_it(
     assert [(await wire.answer())[0] for _ in range(2)] == [405, 200]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_body_that_arrives_while_the_server_leaves(
     port: int, service: Driver, server: Server, *, taken: list[bytes]
 ) -> None:
@@ -446,7 +439,7 @@ async def test_a_body_that_arrives_while_the_server_leaves(
     assert taken == [b"/select"]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_refusal_comes_behind_the_answer_before_it(port: int) -> None:
     wire = await Wire.to(port)
     for _ in range(2):  # the second time its lines are known

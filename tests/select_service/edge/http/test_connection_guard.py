@@ -19,15 +19,8 @@ from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server, http_protocol
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    Wire,
-    add_worker,
-    listening,
-    on_a_port,
-)
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, listening
 from tests.wait import until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
@@ -47,7 +40,7 @@ async def _refused(wire: Wire, status: int, code: str) -> None:
     wire.close()  # else the server lingers
 
 
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_head_that_does_not_end(port: int, service: Driver, server: Server) -> None:
     wire = await Wire.to(port)
     wire.say(b"GET /health HTTP/1.1\r\nhost:")
@@ -55,7 +48,7 @@ async def test_a_head_that_does_not_end(port: int, service: Driver, server: Serv
     assert _counts(server).header_timeouts == 1
 
 
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_head_that_trickles(port: int) -> None:
     wire = await Wire.to(port)
 
@@ -69,7 +62,7 @@ async def test_a_head_that_trickles(port: int) -> None:
     trickling.cancel()
 
 
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_client_that_says_nothing(port: int, service: Driver, server: Server) -> None:
     wire = await Wire.to(port)
     assert await wire.rest() == b""
@@ -77,7 +70,7 @@ async def test_a_client_that_says_nothing(port: int, service: Driver, server: Se
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_body_that_does_not_end(
     port: int, service: Driver, server: Server, *, framing: bytes
 ) -> None:
@@ -88,7 +81,7 @@ async def test_a_body_that_does_not_end(
     assert _counts(server).body_timeouts == 1
 
 
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_body_that_does_not_end_after_its_answer(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -99,7 +92,7 @@ async def test_a_body_that_does_not_end_after_its_answer(
     assert _counts(server).body_timeouts == 1
 
 
-@run_by(on_a_port, **SOON)
+@within(listening, **SOON)
 async def test_a_client_that_does_not_read(port: int, service: Driver, server: Server) -> None:
     async def endless(*_: object, **__: object) -> AsyncIterator[bytes]:
         while True:
@@ -113,7 +106,7 @@ async def test_a_client_that_does_not_read(port: int, service: Driver, server: S
     wire.close()
 
 
-@run_by(on_a_port, keep_alive_timeout_s=0)
+@within(listening, keep_alive_timeout_s=0)
 async def test_an_idle_connection_is_closed(port: int, service: Driver, server: Server) -> None:
     wire = await Wire.to(port)
     assert await wire.status("GET", "/health") == 200
@@ -121,7 +114,7 @@ async def test_an_idle_connection_is_closed(port: int, service: Driver, server: 
     assert _counts(server).header_timeouts == 0
 
 
-@run_by(on_a_port, header_timeout_s=0.3, body_timeout_s=0.3)
+@within(listening, header_timeout_s=0.3, body_timeout_s=0.3)
 async def test_waiting_is_not_slowness(port: int, service: Driver) -> None:
     add_worker(service, max_num_batched_tokens=1)
     wire = await Wire.to(port)
@@ -142,7 +135,7 @@ async def test_waiting_is_not_slowness(port: int, service: Driver) -> None:
     assert (await eager.answer())[0] == 200
 
 
-@run_by(on_a_port, head_bytes_max=2000)
+@within(listening, head_bytes_max=2000)
 async def test_a_head_without_end_and_without_pause(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -153,7 +146,7 @@ async def test_a_head_without_end_and_without_pause(
 
 
 @pytest.mark.parametrize("cut", [1, 60, 130, 170])
-@run_by(on_a_port)
+@within(listening)
 async def test_an_upgrade_is_answered_as_plain_http(port: int, *, cut: int) -> None:
     for offered in (b"h2c", b"websocket"):
         wire = await Wire.to(port)
@@ -167,7 +160,7 @@ async def test_an_upgrade_is_answered_as_plain_http(port: int, *, cut: int) -> N
         assert await wire.status("GET", "/health") == 200
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_one_offer_of_another_protocol_behind_the_other(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -204,7 +197,7 @@ async def test_a_reserve_of_those_who_are_served() -> None:
     assert not counts.reserved
 
 
-@run_by(on_a_port, connections_max=2)
+@within(listening, connections_max=2)
 async def test_too_many_connections(port: int, service: Driver, server: Server) -> None:
     first, second = await Wire.to(port), await Wire.to(port)
     for wire in (first, second):
@@ -220,7 +213,7 @@ async def test_too_many_connections(port: int, service: Driver, server: Server) 
 
 
 @pytest.mark.parametrize("limit", ["connections_max", "connections_per_address_max"])
-@run_by(on_a_port)
+@within(listening)
 async def test_a_limit_that_is_too_low_can_be_taken_back(
     port: int, service: Driver, server: Server, *, limit: str
 ) -> None:

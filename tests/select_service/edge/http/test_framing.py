@@ -12,8 +12,8 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.server import Server
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -85,7 +85,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
-@run_by(on_a_port)
+@within(listening)
 async def test_what_can_be_read_in_two_ways_is_refused(
     port: int, service: Driver, server: Server, *, data: bytes
 ) -> None:
@@ -105,7 +105,7 @@ async def test_what_can_be_read_in_two_ways_is_refused(
     ("lines", "why"),
     [(b"", "no Host"), (b"host: a b\r\n", "no valid Host"), (b"host:\r\n" * 2, "more than one")],
 )
-@run_by(on_a_port)
+@within(listening)
 async def test_a_refusal_says_what_is_wrong(
     port: int, service: Driver, server: Server, *, lines: bytes, why: str
 ) -> None:
@@ -143,7 +143,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("data", "answers"), READ.values(), ids=READ.keys())
-@run_by(on_a_port)
+@within(listening)
 async def test_what_has_one_reading(
     port: int, service: Driver, *, data: bytes, answers: list[int]
 ) -> None:
@@ -154,7 +154,7 @@ async def test_what_has_one_reading(
     assert await statuses(wire) == [*answers, 200]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_trailer_is_no_header(port: int, service: Driver, server: Server) -> None:
     """A token behind the body was not there when the request was judged."""
     add_worker(service)
@@ -171,7 +171,7 @@ async def test_a_trailer_is_no_header(port: int, service: Driver, server: Server
 
 
 @pytest.mark.parametrize("lines", [31, 32, 33])
-@run_by(on_a_port, header_lines_max=32)
+@within(listening, header_lines_max=32)
 async def test_header_lines_have_a_limit(port: int, *, lines: int) -> None:
     """Each costs forty times its bytes: sixty kilobytes of them were two megabytes and 10 ms."""
     wire = await Wire.to(port)
@@ -214,7 +214,7 @@ async def test_many_lines_are_parsed_in_many_turns(
     assert most == LINES_PER_TURN
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_half_closed_connections_are_given_back(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -240,7 +240,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("way", ["fast", "asgi"])
 @pytest.mark.parametrize("start", ENDLESS.values(), ids=ENDLESS.keys())
-@run_by(on_a_port, head_bytes_max=20_000)
+@within(listening, head_bytes_max=20_000)
 async def test_a_line_around_chunks_has_an_end(
     port: int, service: Driver, server: Server, *, start: bytes, way: str
 ) -> None:
@@ -255,7 +255,7 @@ async def test_a_line_around_chunks_has_an_end(
     assert await statuses(wire) == [431]
 
 
-@run_by(on_a_port, head_bytes_max=20_000)
+@within(listening, head_bytes_max=20_000)
 async def test_trailers_within_the_limit_are_passed_over(port: int, service: Driver) -> None:
     add_worker(service)
     wire = await Wire.to(port)
@@ -268,7 +268,7 @@ async def test_trailers_within_the_limit_are_passed_over(port: int, service: Dri
 
 
 @pytest.mark.parametrize("more", [b"", b"content-encoding: identity\r\n"], ids=["fast", "asgi"])
-@run_by(on_a_port)
+@within(listening)
 async def test_a_connection_whose_end_is_said_in_a_trailer_ends(
     port: int, service: Driver, *, more: bytes
 ) -> None:
@@ -279,7 +279,7 @@ async def test_a_connection_whose_end_is_said_in_a_trailer_ends(
     assert await statuses(wire) == [200]
 
 
-@run_by(on_a_port, max_body_bytes=64)
+@within(listening, max_body_bytes=64)
 async def test_nor_does_it_last_if_all_is_answered_before(port: int) -> None:
     wire = await Wire.to(port)
     wire.say(HEAD + CHUNKED + b"\r\n40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")

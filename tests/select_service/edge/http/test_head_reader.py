@@ -11,8 +11,8 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.request_reader import HeadReader
 from select_service.edge.server import Server
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import Wire, on_a_port
+from tests.coroutines import within
+from tests.select_service.edge.serving import Wire, listening
 
 MOST = 300
 HOST = b"host: s\r\n"
@@ -53,7 +53,7 @@ async def say(wire: Wire, data: bytes, pieces: int) -> None:
 @pytest.mark.parametrize("pieces", [1, 2, 40])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("size", [MOST - 1, MOST, MOST + 1])
-@run_by(on_a_port, head_bytes_max=MOST)
+@within(listening, head_bytes_max=MOST)
 async def test_a_head_has_a_longest_length(
     port: int, service: Driver, server: Server, *, pieces: int, after: int, size: int
 ) -> None:
@@ -71,7 +71,7 @@ async def test_a_head_has_a_longest_length(
 
 
 @pytest.mark.parametrize("size", [MOST, MOST + 1])
-@run_by(on_a_port, head_bytes_max=MOST)
+@within(listening, head_bytes_max=MOST)
 async def test_each_head_of_a_read_is_measured_by_itself(port: int, *, size: int) -> None:
     wire = await Wire.to(port)
     wire.say(head(MOST) + head(size) + b"GET /health HTTP/1.1\r\n" + TAIL)
@@ -120,7 +120,7 @@ BEFORE = {
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE.keys())
 @pytest.mark.parametrize(("pieces", "pause"), [(1, False), (50, False), (1, True)])
-@run_by(on_a_port)
+@within(listening)
 async def test_request_lines_of_two_readings_are_refused(
     port: int, service: Driver, server: Server, *, before: bytes, pieces: int, pause: bool
 ) -> None:
@@ -149,7 +149,7 @@ SOUND = [
 
 @pytest.mark.parametrize("blank", [0, 1, 2])
 @pytest.mark.parametrize("pieces", [1, 50])
-@run_by(on_a_port)
+@within(listening)
 async def test_empty_lines_before_a_sound_line_are_passed_over(
     port: int, *, blank: int, pieces: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.application import Application
 from select_service.edge.http.listening_sockets import (
     CannotListenError,
@@ -22,7 +22,6 @@ from select_service.edge.http.listening_sockets import (
     UnixSocket,
     bind,
 )
-from select_service.edge.server import Server
 from tests import wait
 from tests.live.ports import free_port
 from tests.live.server import OURS
@@ -133,7 +132,7 @@ def test_both_or_none(path: str) -> None:
 # -- served ------------------------------------------------------------------------------------
 
 
-def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly: list[object] = []
     real = Application.__call__
 
@@ -143,11 +142,7 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Application, "__call__", spy)
 
-    async def run() -> None:
-        async with listening(uds=path, connections_max=2) as (port, service, server):
-            await use(port, service, server)
-
-    async def use(port: int, service: Driver, server: Server) -> None:
+    async with listening(uds=path, connections_max=2) as (port, service, server):
         add_worker(service)
         tcp, unix = await Wire.to(port), await Wire.to(path)
         answers = []
@@ -163,10 +158,7 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
         assert server._counts.refused == 1
         _, _, text = await tcp.exchange("GET", "/metrics")
         assert b"select_service_http_connections 2" in text
-        await Wire.close_all()
-
-    wait.run(run())
-    assert not os.path.exists(path)
+    assert not await asyncio.to_thread(Path(path).exists)
 
 
 def run_alone(path: str, *args: str) -> subprocess.Popen[bytes]:

@@ -72,8 +72,7 @@ def test_a_real_client_that_breaks_off_behind_its_request(
     form: str, is_tls: bool, loop: str, ca: Authority
 ) -> None:
     """The server reads the request, and finds only then that nobody waits for the answer."""
-    cert, key = ca.issue("server")
-    settings = {"tls_cert": str(cert), "tls_key": str(key)} if is_tls else {}
+    settings = ca.serving("server") if is_tls else {}
 
     def connect(port: int) -> socket.socket:
         client = socket.create_connection((HOST, port))
@@ -154,8 +153,7 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(
     """Its hashes are many, and nobody reads them; a TLS transport keeps some tens of kilobytes."""
     many = list(range(10**18, 10**18 + blocks // 4)) if is_tls else list(range(1, blocks))
     long = {"block_hashes": many, "sequence_hashes": many, "isl_tokens": 16 * len(many)}
-    cert, key = ca.issue("server")
-    settings = {"tls_cert": str(cert), "tls_key": str(key)} if is_tls else {}
+    settings = ca.serving("server") if is_tls else {}
 
     def connect(client: socket.socket, port: int) -> socket.socket:
         client.connect((HOST, port))

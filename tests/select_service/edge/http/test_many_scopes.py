@@ -14,8 +14,8 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge import cooperative, dump_stream
 from select_service.edge.driver.driver import Driver
 from select_service.types import ReservationRequest, WorkerSpec
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import app_client
 
 MODELS = 40
 NOBODY = "tcp://127.0.0.1:9"
@@ -50,7 +50,7 @@ async def turns_of(answer: asyncio.Task[httpx.Response]) -> int:
 
 
 @pytest.mark.parametrize("path", ["/loads", "/admission", "/busy_threshold", "/dump", "/metrics"])
-@run_by(in_process)
+@within(app_client)
 async def test_an_answer_about_all_models_is_made_in_turns(
     client: httpx.AsyncClient, service: Driver, *, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +64,7 @@ async def test_an_answer_about_all_models_is_made_in_turns(
     assert turns >= MODELS
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_made_in_turns_is_what_was_made_at_once(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -84,7 +84,7 @@ async def test_what_is_made_in_turns_is_what_was_made_at_once(
 
 
 @pytest.mark.parametrize("path", ["/loads", "/dump"])
-@run_by(in_process, scope_linger_s=0.0)
+@within(app_client, scope_linger_s=0.0)
 async def test_a_model_that_goes_meanwhile_is_left_out(
     client: httpx.AsyncClient, service: Driver, *, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

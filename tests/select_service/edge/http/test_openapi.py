@@ -17,8 +17,8 @@ from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, in_process, worker
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, app_client, worker
 from tests.wait import PATIENCE_S
 
 DOCUMENT: dict[str, Any] = json.loads(describe())
@@ -123,14 +123,14 @@ def test_both_forms_are_in_it() -> None:
             assert ("application/msgpack" in response["content"]) == (not only)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_service_without_tokens_serves_the_document_without(
     client: httpx.AsyncClient,
 ) -> None:
     assert (await client.get("/openapi.json")).content == describe(with_tokens=False)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_answers_are_as_described(client: httpx.AsyncClient) -> None:
     async def ask(method: str, path: str, status: int, body: object = None) -> None:
         answer = await client.request(method, path, json=body)

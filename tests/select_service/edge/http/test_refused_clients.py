@@ -10,14 +10,14 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http import connection_guard
 from select_service.edge.server import Server
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.http.test_connection_guard import (
     HEAD,
     NoTransport,
     alone,
     connections_of,
 )
-from tests.select_service.edge.serving import Wire, listening, on_a_port
+from tests.select_service.edge.serving import Wire, listening
 from tests.wait import PATIENCE_S, until
 
 
@@ -44,7 +44,7 @@ _TOO_LONG = b"x" * (8 * 1024 * 1024 + 1)
         (b"no http\r\n", 400),
     ],
 )
-@run_by(on_a_port)
+@within(listening)
 async def test_a_client_that_sends_all_before_it_reads_hears_why(
     port: int, service: Driver, server: Server, *, data: bytes, status: int
 ) -> None:
@@ -109,7 +109,7 @@ async def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.Monkey
         await until(lambda: not server.server_state.connections)
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_refused_client_that_stays_does_not_delay_the_end(
     port: int, service: Driver, server: Server
 ) -> None:

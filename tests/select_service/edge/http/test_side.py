@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening_sockets import SIDE_PATHS
 from select_service.edge.server import Server
 from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
 from tests.select_service.edge.http.test_head_reader import MOST, head, say
@@ -27,25 +27,12 @@ from tests.select_service.edge.security.credentials_made import Authority, Token
 from tests.select_service.edge.serving import HOST, PROMPT, Wire, add_worker, listening, worker
 from tests.wait import until
 
-Use = Callable[[int, int, Driver, Server], Awaitable[None]]
-
 
 @contextlib.asynccontextmanager
 async def beside(**settings: Any) -> AsyncIterator[tuple[int, int, Driver, Server]]:
     """A server with both entrances: its port, that at the side, and what is behind."""
     async with listening(side_port=0, side_host=HOST, **settings) as (port, service, server):
         yield port, server._entrances.replica_port, service, server
-
-
-def run(use: Use, **settings: Any) -> None:
-    async def main() -> None:
-        async with beside(**settings) as found:
-            try:
-                await use(*found)
-            finally:
-                await Wire.close_all()
-
-    wait.run(main())
 
 
 async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int, Any]:
@@ -56,7 +43,7 @@ async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int,
 
 
 @pytest.mark.parametrize("access_log", [False, True])
-@run_by(run, "access_log")
+@within(beside, "access_log")
 async def test_it_has_its_routes_and_no_others(
     port: int, side: int, service: Driver, server: Server
 ) -> None:
@@ -88,12 +75,11 @@ async def test_it_has_its_routes_and_no_others(
 
 @pytest.mark.parametrize("pieces", [1, 2, 40])
 @pytest.mark.parametrize("size", [MOST - 1, MOST, MOST + 1])
-def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) -> None:
+async def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) -> None:
     """On every route of the side entrance, on one it does not have, and on the console's."""
     paths = [*sorted(SIDE_PATHS), "/nowhere"]
     console = ["/console", "/console/", "/console/nowhere", "/console?a=b"]
-
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+    async with beside(head_bytes_max=MOST) as (port, side, _, server):
         for entrance, path in [(side, one) for one in paths] + [(port, one) for one in console]:
             wire, before = await Wire.to(entrance), server._counts.malformed
             for _again in range(2):  # its header lines are known then
@@ -104,10 +90,8 @@ def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) 
             assert (status == 431) is (size > MOST), (path, status)
             assert server._counts.malformed - before == (size > MOST), path
 
-    run(use, head_bytes_max=MOST)
 
-
-@run_by(run, connections_max=2)
+@within(beside, connections_max=2)
 async def test_limits_hold_for_both_together(
     port: int, side: int, service: Driver, server: Server
 ) -> None:
@@ -122,7 +106,7 @@ async def test_limits_hold_for_both_together(
     assert (await asked(fourth, "GET", "/health"))[0] == 200
 
 
-@run_by(run)
+@within(beside)
 async def test_it_leaves_with_the_other(
     port: int, side: int, service: Driver, server: Server
 ) -> None:
@@ -150,7 +134,7 @@ async def lets_in(port: int) -> bool:
 
 
 @pytest.mark.parametrize("announced", [False, True])
-@run_by(run)
+@within(beside)
 async def test_what_has_arrived_when_the_end_comes_is_answered(
     port: int, side: int, service: Driver, server: Server, *, announced: bool
 ) -> None:
@@ -176,10 +160,11 @@ async def test_what_has_arrived_when_the_end_comes_is_answered(
         assert await wire.rest() == b""
 
 
-def test_the_end_waits_a_moment_for_those_who_were_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_waits_a_moment_for_those_who_were_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600.0)
-
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+    async with beside() as (port, side, _, server):
         wires = [await Wire.to(port), await Wire.to(port), await Wire.to(side)]
         assert (await asked(wires[0], "GET", "/health"))[0] == 200
         server.go()
@@ -189,17 +174,13 @@ def test_the_end_waits_a_moment_for_those_who_were_let_in(monkeypatch: pytest.Mo
             status, headers, _body = await wire.exchange("GET", "/health")
             assert (status, headers["connection"]) == (200, "close")
             assert await wire.rest() == b""
-        # and no longer: leaving `run` waits for the end
-
-    run(use)
+    # and no longer: leaving `beside` waits for the end
 
 
-def test_tokens_and_tls_hold_there(tmp_path: Path) -> None:
+async def test_tokens_and_tls_hold_there(tmp_path: Path) -> None:
     ca, tokens = Authority(tmp_path), TokenFile(tmp_path / "tokens")
-    cert, key = ca.issue("server")
     reader = "authorization: Bearer " + tokens.add("prometheus", "read")
-
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+    async with beside(**ca.serving("server"), **tokens.setting) as (port, side, _, server):
         for place in (side, port):
             wire = await Wire.to(place, ca.client())
             assert (await asked(wire, "GET", "/health"))[0] == 200
@@ -212,8 +193,6 @@ def test_tokens_and_tls_hold_there(tmp_path: Path) -> None:
         plain = await Wire.to(side)
         plain.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
         assert b"HTTP" not in await plain.rest()
-
-    run(use, tls_cert=str(cert), tls_key=str(key), token_file=str(tokens.path))
 
 
 @pytest.mark.e2e

@@ -12,8 +12,8 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import HOST, Wire, add_worker, on_a_port
+from tests.coroutines import within
+from tests.select_service.edge.serving import HOST, Wire, add_worker, listening
 from tests.wait import until
 
 BLOCKS = 60_000  # 5 MB of /dump: more than the system takes in for a client
@@ -93,7 +93,7 @@ async def serves(port: int) -> None:
     wire.close()
 
 
-@run_by(on_a_port, dumps_max=2)
+@within(listening, dumps_max=2)
 async def test_dumps_at_one_time_are_bounded(port: int, service: Driver) -> None:
     """And many who drip them keep nobody out of the other routes."""
     fill(service)
@@ -118,7 +118,7 @@ async def test_dumps_at_one_time_are_bounded(port: int, service: Driver) -> None
     assert service.dumps.outcomes["complete"] == 1
 
 
-@run_by(on_a_port, dumps_max=1)
+@within(listening, dumps_max=1)
 async def test_asking_for_the_head_of_a_dump_takes_no_place(port: int, service: Driver) -> None:
     add_worker(service)
     wire = await Wire.to(port)
@@ -128,7 +128,7 @@ async def test_asking_for_the_head_of_a_dump_takes_no_place(port: int, service: 
     assert service.dumps.running == 0
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_dump_has_a_deadline(port: int, service: Driver) -> None:
     """The index tidies up behind nobody while one is under way."""
     fill(service)
@@ -146,7 +146,7 @@ async def test_a_dump_has_a_deadline(port: int, service: Driver) -> None:
     assert await metric(port, "http_crashes_total") == 0
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_http_1_0_is_sent_a_stream_as_it_reads(
     port: int, service: Driver, server: Server
 ) -> None:
@@ -169,7 +169,7 @@ def add_many_workers(service: Driver) -> None:
         add_worker(service, number, taints=["x" * 200_000])
 
 
-@run_by(on_a_port, unread_bytes_max=8 << 20)
+@within(listening, unread_bytes_max=8 << 20)
 async def test_answers_nobody_reads_are_bounded(port: int, service: Driver, server: Server) -> None:
     """The connections that read nothing for longest go, and not before there is too much."""
     add_many_workers(service)
@@ -186,7 +186,7 @@ async def test_answers_nobody_reads_are_bounded(port: int, service: Driver, serv
             assert await metric(port, name) == counts.unread
 
 
-@run_by(on_a_port, body_timeout_s=0.3)
+@within(listening, body_timeout_s=0.3)
 async def test_an_answer_behind_which_the_connection_ends_has_a_deadline_too(
     port: int, service: Driver, server: Server
 ) -> None:

@@ -13,12 +13,12 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.server import Server
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_an_answer_that_has_to_wait_is_handed_over(
     port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ async def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_befor
         assert parsed == [b"/health"]
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
     port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ async def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
     assert (await wire.answer())[2] == b'"owed"'
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_a_connection_is_not_idle_while_a_pipelined_request_waits(
     port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

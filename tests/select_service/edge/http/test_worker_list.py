@@ -10,8 +10,8 @@ import pytest
 
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.worker_list import AT_ONCE_MAX
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import add_worker, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import add_worker, app_client
 
 MANY = 3 * AT_ONCE_MAX
 MSGPACK = {"accept": "application/msgpack"}
@@ -28,7 +28,7 @@ def people(service: Driver) -> None:
 
 
 @pytest.mark.parametrize("path", ["/workers", "/workers?model_name=m1", "/ready"])
-@run_by(in_process)
+@within(app_client)
 async def test_many_are_told_as_few_are(
     client: httpx.AsyncClient, service: Driver, *, path: str
 ) -> None:
@@ -49,7 +49,7 @@ async def test_many_are_told_as_few_are(
 
 
 @pytest.mark.parametrize("path", ["/workers", "/ready", "/ready?verbose=true"])
-@run_by(in_process)
+@within(app_client)
 async def test_others_have_their_turn_meanwhile(
     client: httpx.AsyncClient, service: Driver, *, path: str
 ) -> None:
@@ -62,7 +62,7 @@ async def test_others_have_their_turn_meanwhile(
     assert turns > MANY
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_who_goes_or_moves_meanwhile_is_told_of_no_more(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -25,15 +25,9 @@ from select_service.edge.metrics.scope_series import ScopeGroups, by_scope
 from select_service.metric_rows import SERIES_PER_STEP, MetricTable
 from select_service.metric_rows import value as gauge
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    add_worker,
-    app_client,
-    in_process,
-)
+from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker, app_client
 from tests.wait import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -61,7 +55,7 @@ def names(samples: Samples) -> set[str]:
 SCOPE = {"model_name": "default", "tenant_id": "default"}
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_requests_by_route_and_status(client: httpx.AsyncClient) -> None:
     for path in ("/health", "/health", "/nope/1", "/nope/2"):
         await client.get(path)
@@ -85,7 +79,7 @@ async def test_requests_by_route_and_status(client: httpx.AsyncClient) -> None:
     assert value(await scrape(client), "http_crashes_total") == 0
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_the_life_of_a_rank(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
     assert value(await scrape(client), "workers", lifecycle="incomplete") == 1
@@ -137,7 +131,7 @@ async def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
         await hanging
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_waits(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, max_num_batched_tokens=1)
     busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
@@ -154,7 +148,7 @@ async def test_what_waits(client: httpx.AsyncClient, service: Driver) -> None:
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_events_are_counted_by_kind_dialect_and_outcome(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -193,7 +187,7 @@ async def test_events_are_counted_by_kind_dialect_and_outcome(
     stream._replay = None
 
 
-@run_by(in_process, metrics_rank_series_max=3)
+@within(app_client, metrics_rank_series_max=3)
 async def test_ranks_beyond_the_limit_are_only_counted(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -206,7 +200,7 @@ async def test_ranks_beyond_the_limit_are_only_counted(
     assert value(samples, "ranks_unlisted") == 2
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_scopes_that_come_and_go_leave_no_series(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -222,7 +216,7 @@ async def test_scopes_that_come_and_go_leave_no_series(
     assert not any("m" in dict(labels).get("model_name", "") for _, labels in after)
 
 
-@run_by(in_process, metrics_scope_series_max=2)
+@within(app_client, metrics_scope_series_max=2)
 async def test_scopes_beyond_the_limit_are_summed_up(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -250,7 +244,7 @@ async def test_scopes_beyond_the_limit_are_summed_up(
     assert sorted(named) == ["m1", "m2", "other"]
 
 
-@run_by(in_process, metrics_scope_series_max=2)
+@within(app_client, metrics_scope_series_max=2)
 async def test_no_counter_jumps_when_a_scope_with_a_name_goes(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -276,7 +270,7 @@ async def test_no_counter_jumps_when_a_scope_with_a_name_goes(
     assert value(samples, "scopes_unlisted") == 2
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_what_is_summed_up_is_read_in_small_steps(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
@@ -307,7 +301,7 @@ async def test_what_is_summed_up_is_read_in_small_steps(
         assert steps.count(True) >= 4, "one for each of two names, two within the rest"
 
 
-@run_by(in_process, unserved_scopes_max=3)
+@within(app_client, unserved_scopes_max=3)
 async def test_strangers_make_few_series(client: httpx.AsyncClient, service: Driver) -> None:
     """Only those by which a fleet at zero is woken, and of these as many as are allowed."""
     await client.get("/metrics")
@@ -343,7 +337,7 @@ def test_two_apps_share_nothing() -> None:
     assert not any("select_service" in family.name for family in REGISTRY.collect())
 
 
-@run_by(in_process, replica_sync_port=free_port())
+@within(app_client, replica_sync_port=free_port())
 async def test_replica_events(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     service.reserve(ReservationRequest(reservation_id="r", worker_id=1, **PROMPT))

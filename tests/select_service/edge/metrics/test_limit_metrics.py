@@ -19,8 +19,8 @@ from select_service.errors import InvalidRequest
 from select_service.metric_rows import PREFIX
 from select_service.settings import FLAGS
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import SETTINGS, in_process, worker
+from tests.coroutines import within
+from tests.select_service.edge.serving import SETTINGS, app_client, worker
 
 
 def test_every_bound_of_the_core_and_the_streams_is_a_flag_or_a_turn_budget() -> None:
@@ -69,7 +69,7 @@ def test_hits_are_counted() -> None:
     assert hits.keys() <= limit_values(SETTINGS).keys()
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_metrics_show_limits(client: httpx.AsyncClient) -> None:
     text = (await client.get("/metrics")).text
     families: dict[str, Any] = {f.name: f for f in text_string_to_metric_families(text)}

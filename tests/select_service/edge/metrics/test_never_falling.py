@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.core.admission.slo_shed import SloShed
 from select_service.edge.driver.driver import Driver
-from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
+from tests.coroutines import within
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -110,7 +110,7 @@ async def test_counters_outlive_the_scopes_they_are_summed_over(
         service.core.check()
 
 
-@run_by(in_process, admission_policy="slo-shed", max_inflight_default=1)
+@within(app_client, admission_policy="slo-shed", max_inflight_default=1)
 async def test_counters_outlive_a_policy(client: httpx.AsyncClient, service: Driver) -> None:
     await use_all(client, service)
     for policy in ("token-bucket", "slo-shed", "token-bucket", "always-admit", "slo-shed"):
@@ -125,7 +125,7 @@ async def test_counters_outlive_a_policy(client: httpx.AsyncClient, service: Dri
     service.core.check()
 
 
-@run_by(in_process, admission_policy="slo-shed", tenant_labels_max=1)
+@within(app_client, admission_policy="slo-shed", tenant_labels_max=1)
 async def test_who_is_refused_most_takes_a_label_and_nothing_from_the_others(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

@@ -27,7 +27,6 @@ from select_service.edge.metrics.text import LINES_PER_STEP, text_of
 from select_service.metric_rows import Steps
 from select_service.types import ReservationRequest
 from select_service.types.workers import DrainRequest
-from tests import wait
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,
@@ -156,34 +155,30 @@ async def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.Mo
         assert begun == 2
 
 
-def test_a_scraper_that_goes_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scraper_that_goes_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
+    metrics = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
+    steps, alive = metrics._steps, 0
 
-    async def run() -> None:
-        metrics = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)
-        steps, alive = metrics._steps, 0
+    def counted() -> Steps:
+        nonlocal alive
+        alive += 1
+        try:
+            yield from steps()
+        finally:
+            alive -= 1
 
-        def counted() -> Steps:
-            nonlocal alive
-            alive += 1
-            try:
-                yield from steps()
-            finally:
-                alive -= 1
-
-        metrics._steps = counted  # type: ignore[method-assign]
-        scrapers = [asyncio.ensure_future(metrics.render()) for _ in range(2)]
-        while not alive:
-            await asyncio.sleep(0)
-        waiting = asyncio.ensure_future(metrics.render())
+    metrics._steps = counted  # type: ignore[method-assign]
+    scrapers = [asyncio.ensure_future(metrics.render()) for _ in range(2)]
+    while not alive:
         await asyncio.sleep(0)
-        for one in (*scrapers, waiting):
-            assert not one.done()
-            one.cancel()
-        await asyncio.wait((*scrapers, waiting))
-        while alive:
-            await asyncio.sleep(0)
-        text, _ = await metrics.render()  # nobody who went stands in the way
-        assert b"process_cpu_seconds_total" in text
-
-    wait.run(run())
+    waiting = asyncio.ensure_future(metrics.render())
+    await asyncio.sleep(0)
+    for one in (*scrapers, waiting):
+        assert not one.done()
+        one.cancel()
+    await asyncio.wait((*scrapers, waiting))
+    while alive:
+        await asyncio.sleep(0)
+    text, _ = await metrics.render()  # nobody who went stands in the way
+    assert b"process_cpu_seconds_total" in text

@@ -21,16 +21,16 @@ from select_service.core.replication.messages import (
     SnapshotEnd,
     SnapshotHead,
 )
-from select_service.edge.driver.driver import Driver
 from select_service.edge.dump_stream import StreamCut
 from select_service.edge.replication.plane import ENDPOINT_CHARS_MAX
 from select_service.edge.replication.pull import Frames
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
-from tests.coroutines import run_by
+from tests import wait
+from tests.coroutines import within
 from tests.effort import examples
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, add_worker, app_client, in_process
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client
 
 PEER = "tcp://127.0.0.1:9"
 SNAPSHOT = "/replica_sync/snapshot"
@@ -61,7 +61,7 @@ async def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> N
         assert (await client.get("/replica_sync/peers")).json() == [longest]
 
 
-@run_by(in_process)
+@within(app_client)
 async def test_a_snapshot_without_replica_sync(client: httpx.AsyncClient) -> None:
     answer = await client.get(SNAPSHOT)
     assert (answer.status_code, answer.json()["code"]) == (409, "replica_sync_disabled")
@@ -200,18 +200,19 @@ def _garbled(draw: st.DrawFn) -> list[bytes]:
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_garbled(), min_size=40, max_size=80))
 def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        add_worker(service)
-        plane = service.replica_plane()
-        for frames in messages:
-            plane._hear(PEER, frames)
-        for _ in range(5):
-            plane.carry_out(service.core.replica_operations.tick(1e9)[1])
-        service.core.check()
-        assert (await client.get("/loads")).status_code == 200
-        assert (await client.get("/metrics")).status_code == 200
+    async def run() -> None:
+        async with app_client(replica_sync_port=free_port()) as (client, service):
+            add_worker(service)
+            plane = service.replica_plane()
+            for frames in messages:
+                plane._hear(PEER, frames)
+            for _ in range(5):
+                plane.carry_out(service.core.replica_operations.tick(1e9)[1])
+            service.core.check()
+            assert (await client.get("/loads")).status_code == 200
+            assert (await client.get("/metrics")).status_code == 200
 
-    in_process(use, replica_sync_port=free_port())
+    wait.run(run())
 
 
 @pytest.mark.parametrize(

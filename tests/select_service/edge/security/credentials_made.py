@@ -85,6 +85,11 @@ class Authority:
         )
         return cert, key
 
+    def serving(self, name: str) -> dict[str, Any]:
+        """For a service that shows such a certificate."""
+        cert, key = self.issue(name)
+        return {"tls_cert": str(cert), "tls_key": str(key)}
+
     def client(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         """What believes this authority, and shows a certificate of its own."""
         context = ssl.create_default_context(cafile=str(self.cert))

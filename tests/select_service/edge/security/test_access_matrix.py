@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,10 +18,10 @@ from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.security.askers import OURS, THEIRS, ask, body_of
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, on_a_port
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 
 """A body for each that a route may take, of what exists or might."""
 
@@ -44,12 +43,11 @@ async def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C9
     for scope in SCOPES:
         file.add(scope, scope)
     file.add("bound", *SCOPES, tenants=[OURS])
-    settings: dict[str, Any] = {"token_file": str(file.path)}
+    settings = file.setting
     tls = None
     if secure:
         ca = Authority(tmp_path)
-        cert, key = ca.issue("server")
-        settings |= {"tls_cert": str(cert), "tls_key": str(key)}
+        settings |= ca.serving("server")
         tls = ca.client()
 
     def check(
@@ -159,7 +157,7 @@ async def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
         assert b"rival" not in content
 
 
-@run_by(on_a_port)
+@within(listening)
 async def test_without_a_token_file_nobody_is_asked(port: int, service: Driver) -> None:
     add_worker(service, 1)
     wire = await Wire.to(port)

@@ -22,7 +22,6 @@ from tests.select_service.edge.serving import (
     add_worker,
     app_client,
     listening,
-    on_a_port,
 )
 
 
@@ -211,7 +210,7 @@ async def test_a_refusal_comes_before_the_body_is_read(file: TokenFile) -> None:
         assert (status, headers["connection"]) == (401, "close")
 
 
-def test_tokens_are_shown_nowhere(
+async def test_tokens_are_shown_nowhere(
     file: TokenFile, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Everything that speaks, after everything that hears a token."""
@@ -220,46 +219,48 @@ def test_tokens_are_shown_nowhere(
     handler = logging.StreamHandler(stream)
     logging.getLogger().addHandler(handler)
     stray = "sst_" + "z" * 43
-
-    async def use(port: int, service: Driver, _: object) -> None:
-        add_worker(service)
-        wire = await Wire.to(port)
-        seen = bytearray()
-        for line in (file.line("ops"), f"authorization: Bearer {stray}", file.line("gateway")):
-            for method, path, body in (
-                ("POST", "/select", PROMPT),
-                ("POST", "/select_and_reserve", PROMPT),
-                ("POST", "/select", {"token_ids": "nonsense"}),
-                ("GET", "/nowhere", None),
-                ("PUT", "/admission", {"policy": "none of them"}),
-                ("DELETE", "/reservations/none", None),
-                ("GET", "/metrics", None),
-                ("GET", "/openapi.json", None),
-                ("GET", "/workers", None),
-                ("GET", "/ready", None),
-                ("GET", "/loads", None),
-            ):
-                status, headers, content = await wire.exchange(method, path, body, line)
-                seen += f"{status} {headers}".encode() + content
-        # a crash of a handler logs all it knows
-        service.core.queries.load_scopes = None  # type: ignore[assignment]
-        assert await wire.status("GET", "/loads", None, file.line("ops")) == 500
-        wire.ask("GET", "/dump", None, file.line("ops"), "connection: close")
-        seen += await wire.rest()
-        authority = authority_of(service)
-        file.path.write_text(file.tokens["ops"])
-        with pytest.raises(TokenFileUnusable) as caught:
-            authority.prepare()
-        written = [
-            seen.decode(), str(caught.value), caplog.text, stream.getvalue(), *capsys.readouterr(),
-            repr(authority.__dict__), repr(list(authority.book)), repr(service.__dict__),
-        ]  # fmt: skip
-        for secret in (*file.tokens.values(), stray):
-            for text in written:
-                assert secret not in text
-
     try:
-        on_a_port(use, **file.setting, access_log=True, log_level="debug")
+        async with listening(**file.setting, access_log=True, log_level="debug") as (
+            port,
+            service,
+            _,
+        ):
+            add_worker(service)
+            wire = await Wire.to(port)
+            seen = bytearray()
+            for line in (file.line("ops"), f"authorization: Bearer {stray}", file.line("gateway")):
+                for method, path, body in (
+                    ("POST", "/select", PROMPT),
+                    ("POST", "/select_and_reserve", PROMPT),
+                    ("POST", "/select", {"token_ids": "nonsense"}),
+                    ("GET", "/nowhere", None),
+                    ("PUT", "/admission", {"policy": "none of them"}),
+                    ("DELETE", "/reservations/none", None),
+                    ("GET", "/metrics", None),
+                    ("GET", "/openapi.json", None),
+                    ("GET", "/workers", None),
+                    ("GET", "/ready", None),
+                    ("GET", "/loads", None),
+                ):
+                    status, headers, content = await wire.exchange(method, path, body, line)
+                    seen += f"{status} {headers}".encode() + content
+            # a crash of a handler logs all it knows
+            service.core.queries.load_scopes = None  # type: ignore[assignment]
+            assert await wire.status("GET", "/loads", None, file.line("ops")) == 500
+            wire.ask("GET", "/dump", None, file.line("ops"), "connection: close")
+            seen += await wire.rest()
+            authority = authority_of(service)
+            file.path.write_text(file.tokens["ops"])
+            with pytest.raises(TokenFileUnusable) as caught:
+                authority.prepare()
+            written = [
+                seen.decode(), str(caught.value), caplog.text, stream.getvalue(),
+                *capsys.readouterr(), repr(authority.__dict__), repr(list(authority.book)),
+                repr(service.__dict__),
+            ]  # fmt: skip
+            for secret in (*file.tokens.values(), stray):
+                for text in written:
+                    assert secret not in text
     finally:
         logging.getLogger().removeHandler(handler)
 

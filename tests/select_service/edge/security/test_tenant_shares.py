@@ -13,16 +13,9 @@ from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver.driver import Driver
 from select_service.settings import Settings
 from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import (
-    PROMPT,
-    add_worker,
-    app_client,
-    in_process,
-    listening,
-    worker,
-)
+from tests.select_service.edge.serving import PROMPT, add_worker, app_client, listening, worker
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -387,7 +380,7 @@ async def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) ->
             service.core.check()
 
 
-@run_by(in_process, leases_max=12)
+@within(app_client, leases_max=12)
 async def test_without_tokens_whoever_comes_first_is_served(
     client: httpx.AsyncClient, service: Driver
 ) -> None:

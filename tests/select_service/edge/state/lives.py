@@ -1,7 +1,7 @@
 """Lives of a service over one directory, and disks that refuse."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver.driver import Driver
-from tests import wait
 from tests.select_service.edge.serving import PROMPT, SETTINGS
 
 
@@ -32,18 +31,6 @@ async def life(
             assert service.keeper is not None
             service.keeper.journal._changes = None
         await service.close()
-
-
-def living(
-    tmp_path: Path, use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]], **settings: Any
-) -> None:
-    """Run `use` in such a life."""
-
-    async def run() -> None:
-        async with life(tmp_path, **settings) as (client, service):
-            await use(client, service)
-
-    wait.run(run())
 
 
 def body(reservation_id: str, **fields: Any) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from select_service.edge.state import journal as journal_module
 from select_service.errors import StateDirUnusable
 from select_service.settings import Durability
 from select_service.types import ReservationRequest
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, living, post
+from tests.select_service.edge.state.lives import body, life, post
 from tests.wait import until
 
 
-@run_by(living, "tmp_path")
+@within(life, "tmp_path")
 async def test_no_answer_before_the_disk_has_it(client: httpx.AsyncClient, service: Driver) -> None:
     assert service.keeper is not None
     await post(client, "/workers", worker(1))
@@ -129,7 +129,7 @@ async def test_nobody_leaves_a_disk_that_stands_still_late(
         assert len(service.core.catalog) == 1
 
 
-@run_by(living, "tmp_path", state_waiting_max=3)
+@within(life, "tmp_path", state_waiting_max=3)
 async def test_so_many_answers_wait_and_no_more(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +155,7 @@ async def test_so_many_answers_wait_and_no_more(
     assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
 
 
-@run_by(living, "tmp_path")
+@within(life, "tmp_path")
 async def test_a_refusal_keeps_nothing_of_those_who_heard_it(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +274,7 @@ async def test_what_was_under_way_when_the_disk_refused(
         assert len(bookings) == 2
 
 
-@run_by(living, "tmp_path")
+@within(life, "tmp_path")
 async def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,11 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
 from select_service.edge.state.store import Store
 from select_service.errors import StateDirUnusable
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import free_port
 from tests.select_service.core.replication.replica import Replica
 from tests.select_service.edge.serving import SETTINGS, worker
-from tests.select_service.edge.state.lives import body, life, living, post
+from tests.select_service.edge.state.lives import body, life, post
 
 
 async def test_everything_comes_back(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Pa
         assert len(service.core.lifecycle.bookings) == 1
 
 
-@run_by(living, "tmp_path")
+@within(life, "tmp_path")
 async def test_two_processes_and_one_directory(*, tmp_path: Path) -> None:
     with pytest.raises(StateDirUnusable, match="in use"):
         create_driver(replace(SETTINGS, state_dir=str(tmp_path)))

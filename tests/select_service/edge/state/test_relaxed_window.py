@@ -13,10 +13,10 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.settings import Durability
 from select_service.types import ReservationRequest
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.serving import worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, living, post
+from tests.select_service.edge.state.lives import body, life, post
 from tests.wait import until
 
 
@@ -52,7 +52,7 @@ async def acknowledged_until_one_waits(
     return calls[-1]
 
 
-@run_by(living, "tmp_path", **RELAXED)
+@within(life, "tmp_path", **RELAXED)
 async def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +69,7 @@ async def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
     assert f"select_service_state_window_waits_total {before + 1}.0" in metrics
 
 
-@run_by(living, "tmp_path", **RELAXED)
+@within(life, "tmp_path", **RELAXED)
 async def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,10 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.state import journal as journal_module
 from select_service.settings import Durability
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.disk import Disk
-from tests.select_service.edge.state.lives import body, life, living, post
+from tests.select_service.edge.state.lives import body, life, post
 from tests.wait import until
 
 
@@ -85,7 +85,7 @@ async def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
         assert (await client.delete("/reservations/b.0")).status_code == 200, "it is remembered"
 
 
-@run_by(living, "tmp_path")
+@within(life, "tmp_path")
 async def test_a_disk_that_refuses_a_wave_has_none_of_it(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from select_service.edge.driver.driver import Driver
 from tests.live.collector import Collector
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, app_client
 from tests.select_service.edge.tracing.traced import ON, traced
 from tests.wait import until
 
@@ -372,27 +370,21 @@ async def test_what_clients_say_harms_nobody(
     assert freed["refusal.code"] == "reservation_not_found"
 
 
-def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
+async def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
     """Ties are drawn alike: looking at a request changes nothing."""
 
-    def answers(**settings: Any) -> list[Any]:
+    async def answers(**settings: Any) -> list[Any]:
         found = []
-
-        async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        async with app_client(**settings) as (client, service):
             service.core.selection._rng.seed(7)
             for number in range(1, 6):
                 add_worker(service, number)
             for number in range(60):
-                prompt = {
-                    **PROMPT,
-                    "block_hashes": [number % 7, 2],
-                    "sequence_hashes": [number % 7, 2],
-                }
+                hashes = [number % 7, 2]
+                prompt = PROMPT | {"block_hashes": hashes, "sequence_hashes": hashes}
                 body = {**prompt, "reservation_id": str(number)}
                 found.append((await client.post("/select_and_reserve", json=body)).json())
-
-        in_process(use, **settings)
         return found
 
-    assert answers() == answers(**ON)
+    assert await answers() == await answers(**ON)
     assert len(collector.servers()) == 60
