@@ -11,7 +11,13 @@ import msgspec
 
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines
-from select_service.simulator.replay_text import counted, in_words, missing, percent
+from select_service.simulator.replay_text import (
+    counted,
+    in_words,
+    missing,
+    percent,
+    weights_in_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +72,7 @@ def _verdict(told: ReplayResult) -> str:
         more = moved.prefill_tokens - moved.prefill_tokens_recorded
         than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} tokens to prefill"
         return (
-            f"With {_weights(moved)}, {moved.changed:,} of {moved.decisions:,} decisions go "
+            f"With {weights_in_words(moved)}, {moved.changed:,} of {moved.decisions:,} decisions go "
             f"elsewhere, with {than if more else 'as many tokens to prefill'}."
         )
     others = told.decisions - told.reproduced
@@ -77,11 +83,7 @@ def _verdict(told: ReplayResult) -> str:
 
 def _title(told: ReplayResult) -> str:
     named = f"select-sim: replay of {Path(told.files[-1]).name}" if told.files else "select-sim"
-    return named if told.what_if is None else f"{named} with {_weights(told.what_if)}"
-
-
-def _weights(told: WhatIf) -> str:
-    return ", ".join(f"{name}={value}" for name, value in told.weights.items())
+    return named if told.what_if is None else f"{named} with {weights_in_words(told.what_if)}"
 
 
 def _summary(told: ReplayResult) -> str:
@@ -127,7 +129,7 @@ def _middle(part: Part) -> float:
 
 def _what_if(told: WhatIf, course: Sequence[Part]) -> list[str]:
     body = [
-        f"<h2>What if {escape(_weights(told))}</h2>",
+        f"<h2>What if {escape(weights_in_words(told))}</h2>",
         "<p>Open loop: every decision under the loads and caches it met, which are not those that "
         "these weights would have led to. It tells what changes at once and not where it ends; "
         "that is select-sim run --trace FILE --format recording.</p>",

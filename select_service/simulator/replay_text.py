@@ -38,10 +38,9 @@ def as_text(told: ReplayResult) -> str:
 
 
 def _what_if(told: WhatIf) -> list[str]:
-    shown = ", ".join(f"{name}={value}" for name, value in told.weights.items())
     lines = [
         "",
-        f"what if {shown}, every decision under the loads and caches it met:",
+        f"what if {weights_in_words(told)}, every decision under the loads and caches it met:",
         f"  agreement {percent(told.agreement)}: {told.changed} of {told.decisions} go elsewhere",
         f"  tokens to prefill {told.prefill_tokens_recorded} -> {told.prefill_tokens}, "
         f"cached {told.cached_tokens_recorded} -> {told.cached_tokens}",
@@ -55,6 +54,11 @@ def _what_if(told: WhatIf) -> list[str]:
     for one in told.examples:
         lines += _difference(one)
     return lines
+
+
+def weights_in_words(told: WhatIf) -> str:
+    """Return the weights that were tried."""
+    return ", ".join(f"{name}={value}" for name, value in told.weights.items())
 
 
 def counted(count: int, what: str) -> str:

@@ -68,8 +68,6 @@ class ReplaySettings:
 
     interval_s: float = 60.0
     fast_s: float = 5.0
-    scrape_s: float = 0.0
-    """Arrivals are known this often, up to a `fast_s` ago; 0: at every look."""
     startup_s: float = 60.0
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -214,7 +212,6 @@ class _Turn:
         self._policy = policy
         self._settings = settings
         self._seen: list[Observation] = []
-        self._unscraped: list[Load] = []  # whose arrivals are not known yet
         self._last: dict[PoolKey, tuple[float, int]] = {}  # last change: when, and its direction
         self.result = Result(policy.name, replicas={name: [] for name in _POOLS.values()})
 
@@ -234,10 +231,6 @@ class _Turn:
             if isinstance(router, Measuring):
                 prefills, itls = router.measured(_BLOCK)
                 window = replace(window, prefill_moments=prefills, itl_moments=itls)
-            if settings.scrape_s:
-                self._unscraped.append(_load(seen))  # for the next look, which counts on from there
-            else:
-                window = replace(window, arrived=_arrived(seen), arrived_s=seen.interval_s)
             self._seen = []
             self._act(self._policy.slow(window, states, cluster.now), states)
             rate = (
@@ -245,26 +238,7 @@ class _Turn:
             )
             self.result.load.append((cluster.now - window.seconds, rate))
         else:
-            self._act(self._policy.fast(self._load(seen), states, cluster.now), states)
-
-    def _load(self, seen: Observation) -> Load:
-        """Return the load as a source that scrapes tells it."""
-        load, settings = _load(seen), self._settings
-        if not settings.scrape_s:
-            return load
-        self._unscraped.append(load)
-        spans = [one.seconds for one in self._unscraped]
-        if sum(spans[:-1]) < settings.scrape_s - _SAME_S:
-            return replace(load, arrived=IDLE, seconds=0.0, ago_s=sum(spans))
-        # the scrape was right after the look before
-        known, self._unscraped = self._unscraped[:-1], self._unscraped[-1:]
-        requests = sum(one.requests for one in known)
-        return replace(
-            load,
-            arrived=Value(requests) if requests else IDLE,
-            seconds=sum(spans[:-1]),
-            ago_s=spans[-1],
-        )
+            self._act(self._policy.fast(_load(seen), states, cluster.now), states)
 
     def _states(self, seen: Observation) -> dict[PoolKey, PoolState]:
         return {
@@ -333,6 +307,8 @@ def _window(seen: Sequence[Observation]) -> Window:
         request_s=_mean((one.request_duration_s, one.finished) for one in seen),
         concurrency=Value(sum(live * span for live, span in decode) / seconds),
         isl_mix=_mix(seen),
+        arrived=_arrived(seen[-1]),
+        arrived_s=seen[-1].interval_s,
     )
 
 

@@ -30,7 +30,7 @@ from select_service.planner.edge.trace_replay import (
     TraceReplay,
 )
 from select_service.planner.errors import InfeasiblePlan, MissingExtra
-from select_service.planner.types import Load, PoolKey, Value, Window
+from select_service.planner.types import PoolKey
 from tests.select_service.planner.golden import GOLDEN, PROFILE
 
 SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
@@ -292,40 +292,6 @@ def test_what_policies_play_is_part_of_what_may_be_simulated(
     replay(ReplayQuestion(path, PROFILE, policies, tunings, settings, 24), lambda _: None)
     assert simulated.count(len(requests)) >= 8, "each policy, two fixed fleets and the oracle"
     assert sum(simulated) <= runs * len(requests)
-
-
-class Listener:
-    """A policy that scales nothing, and keeps what it was told of arrivals."""
-
-    name = "listener"
-
-    def __init__(self) -> None:
-        self.counted_s = self.counted = self.whole = 0.0
-
-    def slow(self, window: Window, states: object, now: float) -> dict[PoolKey, int]:
-        assert not isinstance(window.arrived, Value), "counting goes on across the interval's end"
-        self.whole += window.requests.value if isinstance(window.requests, Value) else 0.0
-        return {}
-
-    def fast(self, load: Load, states: object, now: float) -> dict[PoolKey, int]:
-        assert load.is_counted
-        self.counted_s += load.seconds
-        self.counted += load.requests
-        assert self.counted_s == pytest.approx(now - load.ago_s), "each span follows on the last"
-        return {}
-
-
-@pytest.mark.parametrize(("scrape_s", "interval_s"), [(15.0, 60.0), (30.0, 60.0), (10.0, 15.0)])
-def test_scraped_counts_leave_nothing_out(scrape_s: float, interval_s: float) -> None:
-    """Also where a scrape becomes known while an interval ends."""
-    requests = traffic(lambda _: 10.0, 300.0)
-    settings = dataclasses.replace(SETTINGS, scrape_s=scrape_s, interval_s=interval_s)
-    listener = Listener()
-    TraceReplay(read_profile(PROFILE), requests, settings).run(listener)
-    assert listener.whole == len(requests)
-    known = sum(one.at_s < listener.counted_s for one in requests)
-    assert listener.counted == pytest.approx(known, abs=1)
-    assert listener.counted_s > 250.0
 
 
 def test_nobody_is_replayed_with_more_gpus_than_there_are() -> None:
