@@ -72,8 +72,8 @@ def _verdict(told: ReplayResult) -> str:
         more = moved.prefill_tokens - moved.prefill_tokens_recorded
         than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} tokens to prefill"
         return (
-            f"With {weights_in_words(moved)}, {moved.changed:,} of {moved.decisions:,} decisions go "
-            f"elsewhere, with {than if more else 'as many tokens to prefill'}."
+            f"With {weights_in_words(moved)}, {moved.changed:,} of {moved.decisions:,} decisions "
+            f"go elsewhere, with {than if more else 'as many tokens to prefill'}."
         )
     others = told.decisions - told.reproduced
     if others:
