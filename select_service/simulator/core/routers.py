@@ -131,13 +131,12 @@ class Counting:
         whole = self._open["aggregated"]
         if whole:
             chosen = self.choose(whole, request)
-            return self._place(key, request, Placed(chosen, None, self.name_reason()), [chosen])
+            return self._place(key, request, Placed(chosen), [chosen])
         first, second = self._open["prefill"], self._open["decode"]
         if not (first and second):
             return Refused("no_schedulable_worker")
         computing, decoding = self.choose(first, request), self.choose(second, request)
-        placed = Placed(decoding, computing, self.name_reason())
-        return self._place(key, request, placed, [decoding, computing])
+        return self._place(key, request, Placed(decoding, computing), [decoding, computing])
 
     def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
         """Count a request at the workers that decode it and that compute its prompt, in order."""
@@ -165,10 +164,6 @@ class Counting:
         least = min(cost for cost, _ in costs)
         equals = [one for cost, one in costs if cost == least]
         return equals[int(self._rng.random() * len(equals))]
-
-    def name_reason(self) -> str:
-        """Return the reason of the choice, in a word or two."""
-        return ""
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
         """End the prefill worker's part."""
