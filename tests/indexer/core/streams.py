@@ -37,6 +37,12 @@ def numbered(told: Sequence[int | bytes | None]) -> Iterator[tuple[int, bytes | 
             yield one, None if isinstance(after, int) else after
 
 
+def stream_of(index: object, **options: Any) -> EventStream:
+    """A stream of a worker's only rank, without replays, into an index of either kind."""
+    options = {"worker_ranks": range(1), "has_replay": False} | options
+    return EventStream(Scope("m", "t"), RANK, index, **options)  # type: ignore[arg-type]
+
+
 class Bench:
     """A stream over the naive index, and short words for what tests do to it."""
 
@@ -44,13 +50,7 @@ class Bench:
         self.index = NaiveIndex(16, is_eagle=options.pop("is_eagle", False))
         options.setdefault("limits", LIMITS)
         options.setdefault("worker_ranks", range(2))
-        self.stream = EventStream(
-            Scope("m", "t"),
-            RANK,
-            self.index,  # type: ignore[arg-type]
-            has_replay=has_replay,
-            **options,
-        )
+        self.stream = stream_of(self.index, has_replay=has_replay, **options)
         self.now = 0.0
 
     def live(self, *told: int | bytes | None, **kwargs: Any) -> None:

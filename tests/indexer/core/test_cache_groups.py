@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from indexer.core.cache_groups import GroupRule, LimitingGroups, rule_of
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.core.stream import EventStream
-from indexer.types import Scope, StreamLimits, WorkerRank
+from indexer.types import StreamLimits, WorkerRank
 from tests.effort import examples
 from tests.indexer.core.indices import GPU, pack
+from tests.indexer.core.streams import stream_of
 from tests.indexer.encoding import CLEARED, encode_batch, message, removed, stored
 from tests.indexer.golden import golden
 from tests.indexer.naive_index import NaiveIndex
@@ -47,10 +47,7 @@ class House:
 
     def __init__(self, *, knows_groups: bool = True) -> None:
         self.index, self.naive = KvIndex(SIZE), NaiveIndex(SIZE)
-        self.streams = [
-            EventStream(Scope("m", "t"), RANK, index, worker_ranks=range(1), has_replay=False)  # type: ignore[arg-type]
-            for index in (self.index, self.naive)
-        ]
+        self.streams = [stream_of(index) for index in (self.index, self.naive)]
         self.seq = itertools.count()
         if knows_groups:  # one batch tells of full attention, and of a group beside it
             self.tell(full([1 << 40], first=1 << 20), side([], mamba(60)))
@@ -128,9 +125,7 @@ def test_blocks_of_all_groups_fill_the_budget() -> None:
     assert index.stats.bytes > before
     house = House(knows_groups=False)
     house.index = KvIndex(SIZE, limits=StreamLimits(source_blocks_max=10))
-    stream = EventStream(
-        Scope("m", "t"), RANK, house.index, worker_ranks=range(1), has_replay=False
-    )
+    stream = stream_of(house.index)
     payload = encode_batch([full([1, 2]), side([*range(100, 109)], mamba(1))])
     stream.on_live(message(0, payload), 0.0)
     assert stream.tallies.events["stored", "map", "no_room"] == 1
@@ -151,7 +146,7 @@ RECORDED = [one for one in golden("groups/vllm_0.32.0.json")["models"] if "only"
 def test_predictions_equal_what_the_engine_had_cached(model: Any) -> None:
     size = model["block_size"]
     index = KvIndex(size)
-    stream = EventStream(Scope("m", "t"), RANK, index, worker_ranks=range(1), has_replay=False)
+    stream = stream_of(index)
     seq = itertools.count()
     for step in model["steps"]:
         if "events" in step:

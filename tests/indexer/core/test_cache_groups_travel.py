@@ -14,9 +14,9 @@ from indexer.core.dump import DumpEvent
 from indexer.core.dump_reader import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.core.stream import EventStream
-from indexer.types import Scope, WorkerRank
+from indexer.types import WorkerRank
 from tests.indexer.core.indices import CPU, GPU, pack, rows
+from tests.indexer.core.streams import stream_of
 from tests.indexer.core.test_cache_groups import House, full, mamba, prompt_of, side, sliding
 from tests.indexer.encoding import encode_batch, message, removed, reply
 
@@ -128,7 +128,7 @@ def test_a_stream_goes_on_where_the_process_before_it_stopped() -> None:
     encoded = msgspec.msgpack.encode(before.memory())
     memory = msgspec.msgpack.decode(encoded, type=StreamMemory)
     index = thawed(house.index, is_proven=False)
-    stream = EventStream(Scope("m", "t"), RANK, index, worker_ranks=range(1), has_replay=False)
+    stream = stream_of(index)
     stream.recall(memory, 0.0)
     # removals name no kind: what group 2 is has been remembered
     payload = encode_batch([removed([102], group_idx=2), full([104], 103, first=13)], ts=9.0)
@@ -156,7 +156,7 @@ def test_a_memory_of_the_version_before_reads() -> None:
 
 def test_a_replica_knows_from_the_dump_what_removals_do_not_name() -> None:
     index = loaded(hybrid())
-    stream = EventStream(Scope("m", "t"), RANK, index, worker_ranks=range(1), has_replay=False)
+    stream = stream_of(index)
     for seq, gone in enumerate([999, 998, 14]):
         stream.on_live(message(seq, encode_batch([removed([gone], group_idx=3)], ts=seq)), 0.0)
     assert rows(index, 1, 2, 3, 4) == {}, "the state behind 4 is gone; behind 2 is no window"
@@ -164,7 +164,7 @@ def test_a_replica_knows_from_the_dump_what_removals_do_not_name() -> None:
 
 def test_a_replay_repeats_what_was_missed_of_groups() -> None:
     house = House()
-    stream = EventStream(Scope("m", "t"), RANK, house.index, worker_ranks=range(1), has_replay=True)
+    stream = stream_of(house.index, has_replay=True)
     first = encode_batch([full([101, 102, 103]), side([103], mamba(1))], ts=0.0)
     stream.on_live(message(0, first), 0.0)
     lost = encode_batch([side([102], mamba(1)), removed([103], group_idx=1)], ts=1.0)

@@ -6,9 +6,8 @@ import pytest
 
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.core.stream import EventStream
-from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
-from tests.indexer.core.streams import batch, tokens
+from indexer.types import EventLossPolicy, StreamLimits, Tier, WorkerRank
+from tests.indexer.core.streams import batch, stream_of, tokens
 from tests.indexer.encoding import (
     CLEARED,
     encode_batch,
@@ -34,9 +33,7 @@ class Life:
         policy: EventLossPolicy = EventLossPolicy.KEEP,
     ) -> None:
         self.index = KvIndex(16)
-        self.stream = EventStream(
-            Scope("m", "t"),
-            RANK,
+        self.stream = stream_of(
             self.index,
             worker_ranks=range(2),
             has_replay=has_replay,

@@ -19,7 +19,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.packing import numbers_in
 from indexer.core.stream import EventStream
-from indexer.types import Scope, WorkerRank
+from indexer.types import WorkerRank
 from tests.effort import examples
 from tests.indexer.core.reporting_engine import (
     Chain,
@@ -27,6 +27,7 @@ from tests.indexer.core.reporting_engine import (
     name_of,
     tokens_of,
 )
+from tests.indexer.core.streams import stream_of
 from tests.indexer.encoding import encode_batch, message, removed, stored
 from tests.indexer.naive_index import NaiveIndex
 
@@ -48,15 +49,7 @@ class House:
     def __init__(self, *, reports_in_full: bool = True) -> None:
         self.index, self.naive = KvIndex(SIZE), NaiveIndex(SIZE)
         self.streams = [
-            EventStream(
-                Scope("m", "t"),
-                RANK,
-                index,  # type: ignore[arg-type]
-                worker_ranks=range(1),
-                has_replay=False,
-                reports_in_full=reports_in_full,
-            )
-            for index in (self.index, self.naive)
+            stream_of(index, reports_in_full=reports_in_full) for index in (self.index, self.naive)
         ]
         self.seq = 0
 
@@ -108,14 +101,7 @@ def test_keys_of_smaller_blocks_are_not_those_of_the_partitions() -> None:
 
 
 def _stream(index: KvIndex) -> EventStream:
-    return EventStream(
-        Scope("m", "t"),
-        RANK,
-        index,
-        worker_ranks=range(1),
-        has_replay=False,
-        reports_in_full=True,
-    )
+    return stream_of(index, reports_in_full=True)
 
 
 LAYOUTS: tuple[list[GroupRule | None], ...] = (

@@ -16,10 +16,10 @@ from indexer.core.dump import DumpEvent
 from indexer.core.dump_reader import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.core.stream import EventStream
-from indexer.types import Scope, WorkerRank
+from indexer.types import WorkerRank
 from tests.effort import examples
 from tests.indexer.core.indices import swept
+from tests.indexer.core.streams import stream_of
 from tests.indexer.core.test_cache_groups import SIZE, prompt_of, sliding
 from tests.indexer.encoding import encode_batch, message, removed, stored
 from tests.indexer.golden import golden
@@ -33,9 +33,7 @@ class Rank:
 
     def __init__(self, index: KvIndex | None = None, first: int = 0) -> None:
         self.index = KvIndex(SIZE) if index is None else index
-        self.stream = EventStream(
-            Scope("m", "t"), RANK, self.index, worker_ranks=range(1), has_replay=False
-        )
+        self.stream = stream_of(self.index)
         self.seq = itertools.count(first)
 
     def tell(self, *events: dict[str, Any]) -> None:

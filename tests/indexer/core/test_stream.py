@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from indexer.core.index import KvIndex
-from indexer.core.stream import EventStream
-from indexer.types import Scope, StreamLimits, WorkerRank
-from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
+from indexer.types import StreamLimits, WorkerRank
+from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, stream_of, tokens
 from tests.indexer.encoding import encode_batch, message, removed, reply, stored
 
 # -- messages ------------------------------------------------------------------------------------
@@ -66,14 +65,7 @@ def test_a_long_batch_is_applied_in_slices_and_in_order() -> None:
 
 def test_a_rank_that_leaves_while_its_batch_is_written() -> None:
     index = KvIndex(16)
-    stream = EventStream(
-        Scope("m", "t"),
-        RANK,
-        index,
-        worker_ranks=range(2),
-        has_replay=False,
-        limits=StreamLimits(blocks_per_turn=64),
-    )
+    stream = stream_of(index, worker_ranks=range(2), limits=StreamLimits(blocks_per_turn=64))
     long = stored(list(range(1, 2_001)), [at % 977 for at in range(32_000)])
     stream.on_live(message(0, encode_batch([long], rank=1)), 0.0)
     busy = [stream.is_busy]

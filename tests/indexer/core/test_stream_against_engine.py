@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from indexer.core.cursor import StreamMemory
 from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import ReplayRequest
-from indexer.core.stream import EventStream
-from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
+from indexer.types import EventLossPolicy, StreamLimits, Tier, WorkerRank
 from tests.effort import examples
+from tests.indexer.core.streams import stream_of
 from tests.indexer.encoding import (
     CLEARED,
     FORMS,
@@ -64,13 +64,8 @@ class Engine:
 
     def publish(self, events: list[dict[str, Any]]) -> tuple[int, bytes]:
         payload = encode_batch(events, self.form, ts=self.number * 1e6 + self.sequence)
-        twin = EventStream(  # the engine's own cache, through the same reading of events
-            Scope("m", "t"),
-            RANK,
-            self.truth,  # type: ignore[arg-type]
-            worker_ranks=range(1),
-            has_replay=False,
-        )
+        # the engine's own cache, through the same reading of events
+        twin = stream_of(self.truth)
         twin.on_live(message(0, payload), 0.0)
         while twin.is_busy:
             twin.resume(0.0)
@@ -102,14 +97,8 @@ class StreamMachine(RuleBasedStateMachine):
     def _come_alive(self) -> None:
         self.beheaded = 0  # answers from number 0 on that lost their beginning on the way
         self.index = NaiveIndex(16)
-        self.stream = EventStream(
-            Scope("m", "t"),
-            RANK,
-            self.index,  # type: ignore[arg-type]
-            worker_ranks=range(1),
-            has_replay=self.has_replay,
-            on_event_loss=self.policy,
-            limits=LIMITS,
+        self.stream = stream_of(
+            self.index, has_replay=self.has_replay, on_event_loss=self.policy, limits=LIMITS
         )
 
     # -- ourselves --------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from indexer.core.events import Oversized, size_of
-from indexer.core.stream import EventStream
-from indexer.types import EventLossPolicy, Scope, StreamLimits
-from tests.indexer.core.streams import RANK, Bench, tokens
+from indexer.types import EventLossPolicy, StreamLimits
+from tests.indexer.core.streams import Bench, stream_of, tokens
 from tests.indexer.encoding import encode_batch, removed, stored
 from tests.indexer.naive_index import NaiveIndex
 
@@ -233,13 +232,7 @@ def test_a_removal_of_a_million_blocks_fits(kind: str) -> None:
     )
     assert len(whole) < limit
     assert (more - few) // 10 * MILLION < limit, "one event each"
-    stream = EventStream(
-        Scope("m", "t"),
-        RANK,
-        NaiveIndex(16),  # type: ignore[arg-type]
-        worker_ranks=range(1),
-        has_replay=False,
-    )
+    stream = stream_of(NaiveIndex(16))
     stream.hear([b"", bytes(8), whole], 0.0)
     steps = 0
     while stream.is_busy and not stream.tallies.batches:

@@ -46,20 +46,31 @@ class House:
         self.index = self.registry.open_index(SCOPE, 16)
         self.listeners = Listeners(self.registry)
         self._unused: list[Listeners] = []
+        self._addresses: list[Addresses] = []
         self.engines: list[FakeEngine] = []
 
     def look_up_at(self, addresses: Addresses) -> None:
         """Have listeners that ask there for names, in the place of those that follow nobody yet."""
         self._unused.append(self.listeners)
+        self._addresses.append(addresses)
         self.listeners = Listeners(self.registry, addresses=addresses)
 
     async def close(self) -> None:
         for one in (self.listeners, *self._unused):
             await one.close()
+        for addresses in self._addresses:
+            addresses.close()
 
     def engine(self, ports: tuple[int, int] = (0, 0), host: str = HOST) -> FakeEngine:
         self.engines.append(FakeEngine(self.context, ports, host))
         return self.engines[-1]
+
+    def end(self, engine: FakeEngine) -> tuple[int, int]:
+        """End an engine; returns the ports that it leaves."""
+        ports = engine.ports
+        engine.close()
+        self.engines.remove(engine)
+        return ports
 
     async def reborn(self, ports: tuple[int, int], host: str = HOST) -> FakeEngine:
         """Another engine on the same ports, as soon as libzmq has let go of them."""
@@ -91,6 +102,14 @@ class House:
             return False
 
         await wait.until(holds)
+
+    async def mend_a_gap(self, engine: FakeEngine, stream: EventStream) -> None:
+        """Lose one of three batches; all of them come."""
+        for number in range(3):
+            engine.publish(batch(number), is_lost=number == 1)
+        await self.until(lambda: stream.cursor.last == 2)
+        assert all(self.holds(stream, number) for number in range(3))
+        assert stream.lost_batches == 0
 
     def holds(self, stream: EventStream, number: int) -> bool:
         slot = self.index.slot_of(stream.rank)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -39,22 +39,17 @@ class Names:
         return self.names[host]
 
 
-def play(
-    scene: Callable[[Addresses], Awaitable[None]],
-    names: Names,
-    settings: EgressSettings = SETTINGS,
-    clock: Callable[[], float] = lambda: 0.0,
-) -> None:
-    async def run() -> None:
-        addresses = Addresses(settings, clock=clock, look_up=names)
-        try:
-            await scene(addresses)
-        finally:
-            names.held.set()
-            addresses.close()
-            addresses.close()
-
-    wait.run(run())
+@contextlib.asynccontextmanager
+async def resolving(
+    names: Names, settings: EgressSettings = SETTINGS, clock: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[Addresses]:
+    addresses = Addresses(settings, clock=clock, look_up=names)
+    try:
+        yield addresses
+    finally:
+        names.held.set()
+        addresses.close()
+        addresses.close()
 
 
 async def found(addresses: Addresses, endpoint: str, *, last: str | None = None) -> Answer:
@@ -64,8 +59,9 @@ async def found(addresses: Addresses, endpoint: str, *, last: str | None = None)
     return await future
 
 
-def test_what_is_known_without_asking() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_what_is_known_without_asking() -> None:
+    names = Names()
+    async with resolving(names) as addresses:
         assert addresses.place("tcp://10.0.0.1:5") == "tcp://10.0.0.1:5"
         assert addresses.place("tcp://[::1]:5") == "tcp://[::1]:5"
         assert addresses.place("tcp://engine:5") is None
@@ -76,14 +72,18 @@ def test_what_is_known_without_asking() -> None:
         with pytest.raises(EndpointRefused):
             addresses.place("ipc:///etc/passwd")
         assert addresses.refused == {"scheme": 1, "address": 1, "resolved": 0}
-
-    names = Names()
-    play(scene, names)
     assert not names.asked
 
 
-def test_a_name_is_judged_by_where_it_leads() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_a_name_is_judged_by_where_it_leads() -> None:
+    names = Names(
+        good=["10.0.0.1"],
+        mixed=["169.254.1.1", "10.0.0.2"],
+        six=["2001:db8::1"],
+        bad=["169.254.169.254"],
+        empty=[],
+    )
+    async with resolving(names) as addresses:
         assert await found(addresses, "tcp://good:5") == "tcp://10.0.0.1:5"
         assert await found(addresses, "tcp://mixed:5") == "tcp://10.0.0.2:5"
         assert await found(addresses, "tcp://six:5") == "tcp://[2001:db8::1]:5"
@@ -94,21 +94,11 @@ def test_a_name_is_judged_by_where_it_leads() -> None:
         assert addresses.refused["resolved"] == 2
         assert addresses.lookups == {"found": 4, "failed": 2, "timeout": 0, "left_out": 0}
 
-    names = Names(
-        good=["10.0.0.1"],
-        mixed=["169.254.1.1", "10.0.0.2"],
-        six=["2001:db8::1"],
-        bad=["169.254.169.254"],
-        empty=[],
-    )
-    play(scene, names)
 
-
-def test_answers_are_remembered_for_a_while() -> None:
+async def test_answers_are_remembered_for_a_while() -> None:
     now = 0.0
-
-    async def scene(addresses: Addresses) -> None:
-        nonlocal now
+    names = Names(engine=["10.0.0.1"])
+    async with resolving(names, clock=lambda: now) as addresses:
         both = await asyncio.gather(*[found(addresses, "tcp://engine:5") for _ in range(2)])
         assert both == ["tcp://10.0.0.1:5"] * 2
         assert addresses.place("tcp://engine:6") == "tcp://10.0.0.1:6"
@@ -120,12 +110,11 @@ def test_answers_are_remembered_for_a_while() -> None:
         assert await found(addresses, "tcp://engine:5") == "tcp://127.0.0.1:5"
         assert names.asked == ["engine", "engine"]
 
-    names = Names(engine=["10.0.0.1"])
-    play(scene, names, clock=lambda: now)
 
-
-def test_a_resolver_that_hangs() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_a_resolver_that_hangs() -> None:
+    settings = replace(SETTINGS, lookup_timeout_s=0.05, lookups_max=8)
+    names = Names(good=["10.0.0.1"])
+    async with resolving(names, settings) as addresses:
         before = threading.active_count()
         names.held.clear()
         answers = await asyncio.gather(
@@ -139,24 +128,20 @@ def test_a_resolver_that_hangs() -> None:
         addresses.settings = SETTINGS  # or a thread that gets no time would hang, too
         assert isinstance(await found(addresses, "tcp://good:1"), str)
 
-    settings = replace(SETTINGS, lookup_timeout_s=0.05, lookups_max=8)
-    names = Names(good=["10.0.0.1"])
-    play(scene, names, settings)
 
-
-def test_what_is_remembered_is_bounded() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_what_is_remembered_is_bounded() -> None:
+    names = Names(**{f"host{number}": [f"10.0.0.{number}"] for number in range(5)})
+    async with resolving(names, replace(SETTINGS, lookups_max=2)) as addresses:
         for number in range(5):
             await found(addresses, f"tcp://host{number}:1")
         assert addresses.place("tcp://host4:1") == "tcp://10.0.0.4:1"
         assert addresses.place("tcp://host2:1") is None
 
-    names = Names(**{f"host{number}": [f"10.0.0.{number}"] for number in range(5)})
-    play(scene, names, replace(SETTINGS, lookups_max=2))
 
-
-def test_urls_are_asked_for_by_address() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_urls_are_asked_for_by_address() -> None:
+    async with resolving(
+        Names(good=["10.0.0.1"], six=["2001:db8::1"], bad=["169.254.0.1"])
+    ) as addresses:
         assert await addresses.route("http://10.0.0.1:8/dump") == ("http://10.0.0.1:8/dump", {}, {})
         assert await addresses.route("https://u:p@good:8/dump?x=1") == (
             "https://u:p@10.0.0.1:8/dump?x=1",
@@ -171,8 +156,6 @@ def test_urls_are_asked_for_by_address() -> None:
             with pytest.raises(HostNotFound):
                 await addresses.route(url)
 
-    play(scene, Names(good=["10.0.0.1"], six=["2001:db8::1"], bad=["169.254.0.1"]))
-
 
 @contextlib.contextmanager
 def alive(*hosts: str) -> Iterator[int]:
@@ -184,8 +167,8 @@ def alive(*hosts: str) -> Iterator[int]:
         yield port
 
 
-def test_of_several_addresses_one_that_accepts_is_taken() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_of_several_addresses_one_that_accepts_is_taken() -> None:
+    async with resolving(Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"])) as addresses:
         with alive("127.0.0.3", "127.0.0.4") as port:
             at = f"tcp://127.0.0.{{}}:{port}".format
             name = f"tcp://engine:{port}"
@@ -205,22 +188,22 @@ def test_of_several_addresses_one_that_accepts_is_taken() -> None:
         assert (await addresses.route(f"http://engine:{port}/"))[0] == f"http://127.0.0.2:{port}/"
         assert addresses.unreachable == 4
 
-    play(scene, Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"]))
 
-
-def test_only_allowed_addresses_are_tried() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_only_allowed_addresses_are_tried() -> None:
+    names = Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"], bad=["127.0.0.2"] * 2)
+    async with resolving(
+        names, replace(SETTINGS, deny=[*SETTINGS.deny, "127.0.0.2/32"])
+    ) as addresses:
         with alive("127.0.0.2", "127.0.0.4") as port:
             assert await found(addresses, f"tcp://engine:{port}") == f"tcp://127.0.0.4:{port}"
             answer = await found(addresses, f"tcp://bad:{port}")
             assert isinstance(answer, EndpointRefused)
 
-    names = Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"], bad=["127.0.0.2"] * 2)
-    play(scene, names, replace(SETTINGS, deny=[*SETTINGS.deny, "127.0.0.2/32"]))
 
-
-def test_what_is_judged_is_not_connected_to() -> None:
-    async def scene(addresses: Addresses) -> None:
+async def test_what_is_judged_is_not_connected_to() -> None:
+    async with resolving(
+        Names(engine=["127.0.0.2", "127.0.0.3"], bad=["169.254.169.254"])
+    ) as addresses:
         with socket.create_server(("127.0.0.2", 0)) as listener:
             listener.setblocking(False)
             port = listener.getsockname()[1]
@@ -232,8 +215,6 @@ def test_what_is_judged_is_not_connected_to() -> None:
             bad: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             addresses.judge(f"tcp://bad:{port}", bad.set_result)
             assert isinstance(await bad, EndpointRefused)
-
-    play(scene, Names(engine=["127.0.0.2", "127.0.0.3"], bad=["169.254.169.254"]))
 
 
 async def test_the_system_resolves_odd_spellings() -> None:

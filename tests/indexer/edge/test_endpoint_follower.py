@@ -1,8 +1,9 @@
-"""Streams whose endpoints are names: where they lead, move to, and must not lead."""
+"""Streams whose endpoints are names: where they lead, move to, must not lead, and lead in vain."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
 from indexer.errors import EndpointRefused
 from indexer.types import EgressSettings, WorkerRank
-from tests.indexer.edge.house import LIMITS, SCOPE, House, batch, housed
+from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, housed
 
 DENIED = ["169.254.169.254"]
 
@@ -59,13 +60,7 @@ async def test_a_name_is_followed_and_asked_for_replays(house: House) -> None:
     engine = house.engine()
     stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
     await house.until(engine.has_subscriber)
-    engine.publish(batch(0))
-    engine.publish(batch(1), is_lost=True)
-    engine.publish(batch(2))
-    await house.until(lambda: stream.cursor.last == 2)
-    assert all(house.holds(stream, number) for number in range(3))
-    assert stream.lost_batches == 0
-    scene.addresses.close()
+    await house.mend_a_gap(engine, stream)
 
 
 @housed()
@@ -79,7 +74,6 @@ async def test_a_name_that_leads_nowhere_is_asked_for_again(house: House) -> Non
     engine.publish(batch(0))
     await house.until(lambda: house.holds(stream, 0))
     assert not scene.refused
-    scene.addresses.close()
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
@@ -93,7 +87,6 @@ async def test_a_name_that_leads_where_nobody_may_go(house: House, is_replay: bo
     await house.until(lambda: scene.refused)
     assert scene.addresses.refused["resolved"] >= 1
     assert "bad" in str(scene.refused[0])
-    scene.addresses.close()
 
 
 @housed()
@@ -105,9 +98,7 @@ async def test_a_name_that_turns_elsewhere_is_not_followed_there(house: House) -
     engine.publish(batch(0))
     await house.until(lambda: house.holds(stream, 0))
     scene.names["engine"] = DENIED
-    ports = engine.ports
-    engine.close()
-    house.engines.remove(engine)
+    ports = house.end(engine)
     await house.until(lambda: scene.addresses.refused["resolved"] > 1)
     heir = await house.reborn(ports)  # where the name led before, and leads no more
     assert not scene.refused, "it was an engine once: it stays, and is asked for again"
@@ -115,7 +106,6 @@ async def test_a_name_that_turns_elsewhere_is_not_followed_there(house: House) -
     await house.until(heir.has_subscriber)
     heir.publish(batch(7, ts=1_000.0))
     await house.until(lambda: house.holds(stream, 7))
-    scene.addresses.close()
 
 
 @housed()
@@ -128,10 +118,9 @@ async def test_an_engine_that_moves_is_found_again(house: House) -> None:
     await house.until(engine.has_subscriber)
     engine.publish(batch(0))
     await house.until(lambda: house.holds(stream, 0))
-    scene.addresses.close()
 
 
-@housed(LIMITS)
+@housed()
 async def test_one_that_is_stopped_is_followed_no_more(house: House) -> None:
     scene = Scene(house, engine=[])
     stream = scene.follow("tcp://engine:1")
@@ -140,4 +129,52 @@ async def test_one_that_is_stopped_is_followed_no_more(house: House) -> None:
     asked = scene.asked
     await asyncio.sleep(0.05)
     assert scene.asked <= asked + 1
-    scene.addresses.close()
+
+
+# -- names with several addresses, some of them dead -----------------------------------------------
+
+DEAD, ALIVE, OTHER = "127.0.0.2", "127.0.0.1", "127.0.0.3"
+
+
+@housed()
+async def test_a_dead_first_address_makes_nobody_deaf(house: House) -> None:
+    scene = Scene(house, engine=[DEAD, ALIVE])
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
+    await house.until(engine.has_subscriber)
+    await house.mend_a_gap(engine, stream)
+
+
+@housed()
+async def test_when_the_living_one_dies_another_is_found(house: House) -> None:
+    scene = Scene(house, engine=[DEAD, ALIVE, OTHER])
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint))
+    for number, host in enumerate((OTHER, ALIVE, DEAD)):
+        await house.until(engine.has_subscriber)
+        engine.publish(batch(number, ts=1_000.0 * number))
+        await house.until(lambda: house.holds(stream, number))
+        engine = await house.reborn(house.end(engine), host)
+
+
+@housed()
+async def test_who_accepts_connections_and_is_no_engine_is_left(house: House) -> None:
+    scene = Scene(house, engine=[DEAD, ALIVE])
+    engine = house.engine()
+    with socket.create_server((DEAD, engine.ports[0])):  # nothing is ever said there
+        stream = scene.follow(named(engine.endpoint))
+        await house.until(engine.has_subscriber)
+        engine.publish(batch(0))
+        await house.until(lambda: house.holds(stream, 0))
+
+
+@housed(IMPATIENT)
+async def test_a_mute_replay_endpoint_is_followed_by_another_address(house: House) -> None:
+    scene = Scene(house, engine=[ALIVE], replays=[DEAD, ALIVE])
+    engine = house.engine()
+    with socket.create_server((DEAD, engine.ports[1])) as mute:
+        stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint, "replays"))
+        await house.until(engine.has_subscriber)
+        await house.mend_a_gap(engine, stream)
+        mute.setblocking(False)
+        mute.accept()[0].close()

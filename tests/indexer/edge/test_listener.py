@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed, play
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed
 from tests.indexer.encoding import encode_batch, stored
 
 
@@ -49,10 +49,7 @@ async def test_an_engine_restarts_on_the_same_ports(house: House, replay: bool) 
     for number in range(5):
         engine.publish(batch(number))
     await house.until(lambda: stream.cursor.last == 4)
-    ports = engine.ports
-    engine.close()
-    house.engines.remove(engine)
-    heir = await house.reborn(ports)
+    heir = await house.reborn(house.end(engine))
     await house.until(heir.has_subscriber)
     heir.publish(batch(7, ts=1_000.0))
     await house.until(lambda: house.holds(stream, 7))
@@ -68,10 +65,7 @@ async def test_a_restart_whose_numbers_go_on_without_a_seam(house: House) -> Non
     for number in range(3):
         engine.publish(batch(number))
     await house.until(lambda: stream.cursor.last == 2)
-    ports = engine.ports
-    engine.close()
-    house.engines.remove(engine)
-    heir = await house.reborn(ports)
+    heir = await house.reborn(house.end(engine))
     for number in range(3):
         heir.publish(batch(10 + number))
     await house.until(heir.has_subscriber)
@@ -81,38 +75,31 @@ async def test_a_restart_whose_numbers_go_on_without_a_seam(house: House) -> Non
     assert stream.tallies.hidden_restarts == 1
 
 
-def test_a_restart_after_long_pauses_between_replays(context: Any) -> None:
+@housed(replace(IMPATIENT, poll_after_s=0.1, replay_backoff_s=0.2))
+async def test_a_restart_after_long_pauses_between_replays(house: House) -> None:
     """An engine was away for long, and one comes whose numbers go on from those of the old one."""
-
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        for number in range(3):
-            engine.publish(batch(number))
-        await house.until(lambda: stream.cursor.last == 2)
-        ports = engine.ports
-        engine.close()
-        house.engines.remove(engine)
-        await house.until(lambda: stream._backoff_s)  # nobody answers
-        stream._ask_after += 3_600.0  # as after many of them
-        heir = await house.reborn(ports)
-        for number in range(3):
-            heir.publish(batch(10 + number))
-        await house.until(heir.has_subscriber)
-        heir.publish(batch(13))  # number 3, the very one that was expected
-        await house.until(lambda: house.holds(stream, 12))
-        assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
-
-    play(context, scenario, replace(IMPATIENT, poll_after_s=0.1, replay_backoff_s=0.2))
+    engine = house.engine()
+    stream = await house.follow(engine)
+    for number in range(3):
+        engine.publish(batch(number))
+    await house.until(lambda: stream.cursor.last == 2)
+    ports = house.end(engine)
+    await house.until(lambda: stream._backoff_s)  # nobody answers
+    stream._ask_after += 3_600.0  # as after many of them
+    heir = await house.reborn(ports)
+    for number in range(3):
+        heir.publish(batch(10 + number))
+    await house.until(heir.has_subscriber)
+    heir.publish(batch(13))  # number 3, the very one that was expected
+    await house.until(lambda: house.holds(stream, 12))
+    assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
 
 
 @housed()
 async def test_a_port_that_spoke_another_protocol_for_a_while(house: House) -> None:
     engine = house.engine()
     stream = await house.follow(engine)
-    ports = engine.ports
-    engine.close()
-    house.engines.remove(engine)
+    ports = house.end(engine)
     visits = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,18 +141,15 @@ async def test_a_mute_replay_endpoint_does_not_stop_live_events(house: House) ->
     assert stream.tallies.replays == {"silent": 1}
 
 
-def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        engine.publish(batch(0))
-        stream = await house.follow(engine)
-        await house.until(lambda: house.holds(stream, 0))
-        engine.publish(batch(1), is_lost=True)
-        await house.until(lambda: house.holds(stream, 1))
-        assert stream.kv_state == "current"
-
-    limits = replace(LIMITS, poll_after_s=0.05)
-    play(context, scenario, limits)
+@housed(replace(LIMITS, poll_after_s=0.05))
+async def test_the_last_batches_are_asked_for_after_silence(house: House) -> None:
+    engine = house.engine()
+    engine.publish(batch(0))
+    stream = await house.follow(engine)
+    await house.until(lambda: house.holds(stream, 0))
+    engine.publish(batch(1), is_lost=True)
+    await house.until(lambda: house.holds(stream, 1))
+    assert stream.kv_state == "current"
 
 
 @housed(replace(LIMITS, poll_after_s=3_600.0))

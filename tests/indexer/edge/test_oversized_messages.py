@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from indexer.edge.receiver import READ_BYTES_MAX
 from indexer.types import StreamLimits
 from tests.indexer.core.streams import tokens
-from tests.indexer.edge.house import LIMITS, House, batch, housed, play
+from tests.indexer.edge.house import LIMITS, House, batch, housed
 from tests.indexer.encoding import encode_batch, removed, stored
 
 SMALL = StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0)
@@ -70,22 +68,18 @@ async def test_a_message_beyond_the_sockets_limit_costs_itself(house: House) -> 
 
 @pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
 @pytest.mark.parametrize("at", [0, 2], ids=["the first", "after some"])
-def test_a_replay_with_a_batch_that_is_too_long(context: Any, at: int, size: int) -> None:
+@housed(replace(SMALL, replay_silence_s=1_000.0, replay_deadline_s=10_000.0))
+async def test_a_replay_with_a_batch_that_is_too_long(house: House, at: int, size: int) -> None:
     """Silence would tell of one that breaks it off, after as long as it takes, at each try."""
-
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        for number in range(5):
-            engine.publish(too_long(number, size) if number == at else batch(number), is_lost=True)
-        engine.publish(batch(5))  # a gap, and some of what fills it does not come through
-        await house.until(lambda: house.holds(stream, 5))
-        assert stream.tallies.replays in ({"complete": 1}, {"overtaken": 1})
-        assert stream.tallies.lost_batches == stream.lost_batches == 1
-        assert stream.kv_state == "uncertain"
-        held = [house.holds(stream, number) for number in range(5)]
-        assert held == [number != at for number in range(5)]
-        assert len(engine.requests) <= 2 + LIMITS.replay_attempts_max
-
-    never = replace(SMALL, replay_silence_s=1_000.0, replay_deadline_s=10_000.0)
-    play(context, scenario, never)
+    engine = house.engine()
+    stream = await house.follow(engine)
+    for number in range(5):
+        engine.publish(too_long(number, size) if number == at else batch(number), is_lost=True)
+    engine.publish(batch(5))  # a gap, and some of what fills it does not come through
+    await house.until(lambda: house.holds(stream, 5))
+    assert stream.tallies.replays in ({"complete": 1}, {"overtaken": 1})
+    assert stream.tallies.lost_batches == stream.lost_batches == 1
+    assert stream.kv_state == "uncertain"
+    held = [house.holds(stream, number) for number in range(5)]
+    assert held == [number != at for number in range(5)]
+    assert len(engine.requests) <= 2 + LIMITS.replay_attempts_max

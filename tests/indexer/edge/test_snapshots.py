@@ -189,74 +189,65 @@ async def test_ranks_that_are_written_by_several_are_left_out(*, tmp_path: Path)
 
 
 @pytest.mark.parametrize("happens", ["slow", "changed", "closed"])
-def test_what_befalls_a_rank_that_is_being_noted_down(
-    happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(run)
+async def test_what_befalls_a_rank_that_is_being_noted_down(
+    *, happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream is held, so only a bug or a leaving worker can change it; nothing is written."""
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-
-    async def use() -> None:
-        house = House(tmp_path, hold_s=1.0)
-        source = house.source(1, *range(20))
-        writing = asyncio.ensure_future(house.write(source))
-        await until(lambda: house.index._dumps)
-        if happens == "slow":
-            house.now = 2.0
-        elif happens == "changed":
-            house.live(source.stream, 20)
-        else:
-            house.registry.close_stream(source.stream)
-        assert await writing
-        assert house.snapshots.left_out == {happens: 1}
-        assert house.index._dumps == 0
-        with closing(SnapshotReader(tmp_path / NAME)) as reader:
-            assert not reader.entries
-
-    run(use)
+    house = House(tmp_path, hold_s=1.0)
+    source = house.source(1, *range(20))
+    writing = asyncio.ensure_future(house.write(source))
+    await until(lambda: house.index._dumps)
+    if happens == "slow":
+        house.now = 2.0
+    elif happens == "changed":
+        house.live(source.stream, 20)
+    else:
+        house.registry.close_stream(source.stream)
+    assert await writing
+    assert house.snapshots.left_out == {happens: 1}
+    assert house.index._dumps == 0
+    with closing(SnapshotReader(tmp_path / NAME)) as reader:
+        assert not reader.entries
 
 
-def test_a_worker_that_leaves_while_its_blocks_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(run)
+async def test_a_worker_that_leaves_while_its_blocks_come_back(
+    *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, *range(20)))
-        other = House(tmp_path)
-        source = other.source()
-        loading = asyncio.ensure_future(other.load(source))
-        await until(lambda: other.index.holds_anything(source.stream.rank))
-        other.registry.close_stream(source.stream)
-        other.index.detach(source.stream.rank)
-        assert not await loading
-        assert other.snapshots.rejected == {"closed": 1}
-        assert other.index.stats.holdings[0] == 0
-
-    run(use)
+    house = House(tmp_path)
+    assert await house.write(house.source(1, *range(20)))
+    other = House(tmp_path)
+    source = other.source()
+    loading = asyncio.ensure_future(other.load(source))
+    await until(lambda: other.index.holds_anything(source.stream.rank))
+    other.registry.close_stream(source.stream)
+    other.index.detach(source.stream.rank)
+    assert not await loading
+    assert other.snapshots.rejected == {"closed": 1}
+    assert other.index.stats.holdings[0] == 0
 
 
-def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(run)
+async def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
+    *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, *range(20)))
-        other = House(tmp_path)
-        source = other.source()
-        loading = asyncio.ensure_future(other.load(source))
-        await until(lambda: other.index.holds_anything(source.stream.rank))
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        assert not other.index.holds_anything(source.stream.rank)
-        assert await other.write(source)
-        assert other.snapshots.ranks == 1
-        last = House(tmp_path)
-        assert await last.load(last.source())
-
-    run(use)
+    house = House(tmp_path)
+    assert await house.write(house.source(1, *range(20)))
+    other = House(tmp_path)
+    source = other.source()
+    loading = asyncio.ensure_future(other.load(source))
+    await until(lambda: other.index.holds_anything(source.stream.rank))
+    loading.cancel()
+    await asyncio.gather(loading, return_exceptions=True)
+    assert not other.index.holds_anything(source.stream.rank)
+    assert await other.write(source)
+    assert other.snapshots.ranks == 1
+    last = House(tmp_path)
+    assert await last.load(last.source())
 
 
 @pytest.mark.parametrize("lie", ["runs", "blocks", "order", "frost"])

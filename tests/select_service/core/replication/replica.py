@@ -77,8 +77,8 @@ def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> Non
         target.hears(decode_message(*encode_message(message)))
 
 
-def pulled(here: Replica, there: Replica) -> None:
-    """Carry out the pull that `here` asks for."""
+def pulled(here: Replica, there: Replica) -> list[Any]:
+    """Carry out the pull that `here` asks for; what it says then."""
     (pull,) = here.pulls
     parts = there.core.replica_operations.snapshot(there.now)
     head = next(parts)
@@ -87,7 +87,7 @@ def pulled(here: Replica, there: Replica) -> None:
     for part in parts:
         here.core.replica_operations.snapshot_part(pull.router_id, part, here.now)
     here.core.replica_operations.snapshot_end(pull.router_id, here.now, complete=True)
-    here.turn()
+    return here.turn()
 
 
 def acquainted() -> tuple[Replica, Replica]:

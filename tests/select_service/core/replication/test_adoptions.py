@@ -18,7 +18,13 @@ from select_service.core.replication.messages import (
     SnapshotEnd,
     SnapshotHead,
 )
-from tests.select_service.core.replication.replica import OURS, Replica, silent
+from tests.select_service.core.replication.replica import OURS, Replica, pulled, silent
+
+
+def statement(of: Replica) -> Said:
+    """The one statement that it makes now."""
+    (said,) = (one for one in of.turn() if isinstance(one, Said))
+    return said
 
 
 def adopted(here: Replica, there: Replica, *others: Replica, **more: Any) -> Said:
@@ -28,8 +34,7 @@ def adopted(here: Replica, there: Replica, *others: Replica, **more: Any) -> Sai
         one.hears(there.effects.published[0])
     silent(here)
     here.done("a")
-    (adoption,) = (one for one in here.turn() if isinstance(one, Said))
-    return adoption
+    return statement(here)
 
 
 @pytest.mark.parametrize("who", ["owner", "third"])
@@ -68,14 +73,7 @@ def test_the_heir_of_a_claim_that_its_adopter_no_longer_has_is_forgotten() -> No
     there.turn(1.0)
     there.hears(*here.turn(10.0))
     there.turn(1.0)
-    (pull,) = there.pulls
-    head, *rest = here.core.replica_operations.snapshot(here.now)
-    assert isinstance(head, SnapshotHead)
-    assert there.core.replica_operations.snapshot_begin(pull, head, there.now)
-    for part in rest:
-        there.core.replica_operations.snapshot_part(OURS, part, there.now)
-    there.core.replica_operations.snapshot_end(OURS, there.now, complete=True)
-    there.turn()
+    pulled(there, here)
     assert there.load(1) == (0, 0, 0)
     there.hears(Said(OURS, 1, adoption.seq, [record]))
     there.hears(freed)
@@ -88,7 +86,7 @@ def test_an_end_after_which_the_heir_ended_too_names_nobody() -> None:
     there.hears(adoption)
     here.free("a")
     there.hears(here.effects.published[0])
-    (said,) = (one for one in there.turn() if isinstance(one, Said))
+    said = statement(there)
     (end,) = said.items
     assert end == Ended("a", 2000, 1, freed=True)
     third.hears(said)
@@ -102,7 +100,7 @@ def test_of_adoptions_in_a_row_the_last_is_the_heir() -> None:
     third.hears(adoption)
     silent(third)
     third.done("a")
-    (again,) = (one for one in third.turn() if isinstance(one, Said))
+    again = statement(third)
     _, first_end = adoption.items
     _, second_end = again.items
     last.hears(Said(2000, 1, 50, [second_end]))  # of a claim nobody has told it of
@@ -261,7 +259,7 @@ def test_an_id_booked_anew_is_not_meant_by_an_earlier_free() -> None:
         one.hears(told)
     silent(here)
     here.done("a")
-    (adoption,) = (one for one in here.turn() if isinstance(one, Said))
+    adoption = statement(here)
     record, end = adoption.items
     there.hears(Said(OURS, 1, adoption.seq + 1, [end]))
     there.hears(Said(OURS, 1, adoption.seq, [record]))
@@ -282,14 +280,7 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     again.core.lifecycle.announcer.claims.outbox.seq = 1 << 40
     here.hears(*again.turn())
     here.turn(1.0)
-    (pull,) = here.pulls
-    head, *rest = again.core.replica_operations.snapshot(again.now)
-    assert isinstance(head, SnapshotHead)
-    assert here.core.replica_operations.snapshot_begin(pull, head, here.now)
-    for part in rest:
-        here.core.replica_operations.snapshot_part(2000, part, here.now)
-    here.core.replica_operations.snapshot_end(2000, here.now, complete=True)
-    again.hears(*here.turn())
+    again.hears(*pulled(here, again))
     assert here.load(1) == again.load(1) == (0, 0, 0)
 
 

@@ -80,6 +80,11 @@ class FakeKube:
             "status": {"replicas": replicas, "readyReplicas": ready},
         }
 
+    def replicas(self, name: str) -> int:
+        """How many replicas a deployment is to have."""
+        path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
+        return int(self.objects[path]["spec"]["replicas"])
+
     def pod(self, name: str, of: str, ip: str) -> None:
         self.pods[name] = {
             "metadata": {"name": name, "labels": {"app": of}, "annotations": {"kept": "yes"}},

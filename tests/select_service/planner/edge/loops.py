@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import httpx
+
 from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.edge.connectors.connector import Connector, DryRun
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
+from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.leases.lease import LeaderLease
 from select_service.planner.edge.loop import Loop
@@ -83,3 +86,9 @@ def kube_loop(
     fake.deployment("decode", *decode)
     resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
     return loop_of(KubernetesConnector(fake.kube(), resources), lease, gpus_max=gpus_max)
+
+
+def asking(loop: Loop) -> httpx.AsyncClient:
+    """A client of the planner's own pages."""
+    transport = httpx.ASGITransport(create_app(loop))
+    return httpx.AsyncClient(transport=transport, base_url="http://planner")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from select_service.planner.cli import main
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.engine_drain import EngineDrain
-from select_service.planner.edge.http_server import create_app as create_planner
 from select_service.planner.types import ModelKey, PoolKey, PoolState, ScalingDecision
 from tests.coroutines import run_by
 from tests.select_service.planner.edge.drained_fleet import MOST_S, House, housed, selectors_at
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, target
-from tests.select_service.planner.edge.loops import Told, loop_of
+from tests.select_service.planner.edge.loops import Told, asking, loop_of
 
 
 @run_by(housed)
@@ -94,23 +92,21 @@ async def test_nobody_waits_for_ever(house: House) -> None:
     assert house.retiring.ends["late"] == 1
 
 
-def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
-    async def use(house: House) -> None:
-        for worker_id in (10, 11):
-            house.selecting.add_worker(worker_id)
-            house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
-        await house.selecting.book("one", 11, "r")  # not the cheapest
-        path = "/apis/apps/v1/namespaces/inference/statefulsets/decode"
-        house.fake.objects[path]["spec"]["replicas"] = 6
-        assert "worker 11" in await house.wants(4, 6)
-        assert set(house.selecting.drained()) == {10, 11}
-        await house.selecting.end("one", "r")
-        assert await house.wants(4, 6) == ""
-        assert not house.marked(), "it would not be heard"
-        assert house.scaled(4) == {10, 11}
-
+@run_by(housed, plural="statefulsets")
+async def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we(house: House) -> None:
     # ordinals are numbers in base 36 to the fake's Deployments, and these have one digit there
-    housed(use, "statefulsets")
+    for worker_id in (10, 11):
+        house.selecting.add_worker(worker_id)
+        house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
+    await house.selecting.book("one", 11, "r")  # not the cheapest
+    path = "/apis/apps/v1/namespaces/inference/statefulsets/decode"
+    house.fake.objects[path]["spec"]["replicas"] = 6
+    assert "worker 11" in await house.wants(4, 6)
+    assert set(house.selecting.drained()) == {10, 11}
+    await house.selecting.end("one", "r")
+    assert await house.wants(4, 6) == ""
+    assert not house.marked(), "it would not be heard"
+    assert house.scaled(4) == {10, 11}
 
 
 @run_by(housed, workers=20)
@@ -125,8 +121,7 @@ async def test_the_loop_holds_a_lower_count_back_and_says_so(house: House) -> No
         clock.now += seconds
         house.clock.now += seconds
         await loop.slow()
-        path = "/apis/apps/v1/namespaces/inference/deployments/decode"
-        return int(house.fake.objects[path]["spec"]["replicas"])
+        return house.fake.replicas("decode")
 
     while not any(one.waiting for one in loop.decisions):
         assert await after(180.0) == 20
@@ -134,11 +129,8 @@ async def test_the_loop_holds_a_lower_count_back_and_says_so(house: House) -> No
     assert ": 1 reservation" in noted.waiting["m decode"]
     assert not any("decode" in one for one in noted.changed)
     assert house.retiring.pools[DECODE].named
-    page = httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_planner(loop)), base_url="http://p"
-    )
-    async with page:
-        told = (await page.get("/metrics")).text
+    async with asking(loop) as client:
+        told = (await client.get("/metrics")).text
     leaving = 'select_planner_workers_leaving{model_name="m",role="decode",tenant_id="default"}'
     assert f"{leaving} {len(house.retiring.pools[DECODE].named)}.0" in told
     decisions = len(loop.decisions)
@@ -189,18 +181,16 @@ async def test_of_several_the_idle_ones_do_not_wait_for_the_busy_one(house: Hous
     assert house.kept == 2
 
 
-def test_a_stateful_set_loses_nobody_out_of_order() -> None:
-    async def use(house: House) -> None:
-        await house.selecting.book("one", 4, "r4")
-        assert await house.wants(2, 4) == "worker 4: 1 reservation (0 s of 300)"
-        assert set(house.selecting.drained()) == {3, 4}
-        assert house.kept == 4, "the third is idle, but the fourth would be stopped"
-        await house.selecting.end("one", "r4")
-        await house.selecting.book("one", 2, "r2")
-        assert await house.wants(1, 4) == "worker 2: 1 reservation (0 s of 300)"
-        assert house.kept == 2
-
-    housed(use, "statefulsets")
+@run_by(housed, plural="statefulsets")
+async def test_a_stateful_set_loses_nobody_out_of_order(house: House) -> None:
+    await house.selecting.book("one", 4, "r4")
+    assert await house.wants(2, 4) == "worker 4: 1 reservation (0 s of 300)"
+    assert set(house.selecting.drained()) == {3, 4}
+    assert house.kept == 4, "the third is idle, but the fourth would be stopped"
+    await house.selecting.end("one", "r4")
+    await house.selecting.book("one", 2, "r2")
+    assert await house.wants(1, 4) == "worker 2: 1 reservation (0 s of 300)"
+    assert house.kept == 2
 
 
 @run_by(housed, workers=80)

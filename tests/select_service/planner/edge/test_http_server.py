@@ -6,11 +6,9 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from select_service.planner.edge.connectors.virtual import VirtualConnector
-from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.run_command import _listeners
@@ -18,7 +16,7 @@ from select_service.planner.errors import SettingsError
 from select_service.planner.types import IDLE, Missing, PoolState, Window
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import Clock
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, fleet, loop_of
+from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, asking, fleet, loop_of
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -38,8 +36,7 @@ async def test_what_is_told_over_http() -> None:
     clock = Clock()
     connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
     loop = loop_of(connector)
-    transport = httpx.ASGITransport(create_app(loop))
-    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+    async with asking(loop) as client:
         assert (await client.get("/health")).status_code == 200
         told = await client.get("/ready")
         assert told.status_code == 503
@@ -95,8 +92,7 @@ async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
     clock = Clock()
     connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
     loop = Loop(planned, Told(), connector, FileLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(create_app(loop))
-    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+    async with asking(loop) as client:
         await loop.slow()
         issued = (await client.get("/v1/decision?wait_s=1")).json()
         assert [one["model_name"] for one in issued["targets"]] == [name, name]
@@ -111,7 +107,6 @@ async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
 @pytest.mark.parametrize("wait_s", ["nan", "-1", "-inf"])
 async def test_waits_that_are_none_are_no_waits(wait_s: str) -> None:
     loop = loop_of(VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0))
-    transport = httpx.ASGITransport(create_app(loop))
-    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+    async with asking(loop) as client:
         answer = await client.get(f"/v1/decision?wait_s={wait_s}")
         assert answer.status_code in (204, 400)

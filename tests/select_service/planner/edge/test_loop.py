@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from select_service.planner.core.warm_up import TracedRequest
@@ -16,7 +15,6 @@ from select_service.planner.edge import loop as loop_module
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
-from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.leases.kubernetes_lease import KubeLease
 from select_service.planner.edge.leases.lease import DURATION_S
@@ -33,7 +31,7 @@ from select_service.planner.types import (
 )
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, kube_loop, loop_of
+from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, asking, kube_loop, loop_of
 from tests.select_service.planner.golden import PROFILE
 from tests.wait import PATIENCE_S
 
@@ -47,8 +45,7 @@ async def test_an_interval_changes_kubernetes_and_says_why() -> None:
     assert noted.changed[1].startswith("m decode: 1 to ")
     wanted = {one.role: one.replicas for one in noted.targets}
     for name in ("prefill", "decode"):
-        path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
-        assert fake.objects[path]["spec"]["replicas"] == wanted[name] > 1
+        assert fake.replicas(name) == wanted[name] > 1
     del fake.objects["/apis/apps/v1/namespaces/inference/deployments/decode"]
     await loop.slow()
     assert not loop.is_ready
@@ -63,16 +60,13 @@ async def test_starts_that_matter_no_more_are_given_up_and_counted() -> None:
     idle = replace(BUSY, requests=Value(90.0))
     loop.source.window = idle  # type: ignore[attr-defined]
     await loop.slow()
-    path = "/apis/apps/v1/namespaces/inference/deployments/prefill"
-    assert fake.objects[path]["spec"]["replicas"] == 9, "they were wanted a moment ago"
+    assert fake.replicas("prefill") == 9, "they were wanted a moment ago"
     clock.now += 301.0
     await loop.slow()
-    assert fake.objects[path]["spec"]["replicas"] == 3
+    assert fake.replicas("prefill") == 3
     told = "6 of 6 that have not started are given up: 3 are ready, and 1 do"
     assert any(told in one for one in loop.decisions[-1].reasons)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
-    ) as client:
+    async with asking(loop) as client:
         page = (await client.get("/metrics")).text
     assert "select_planner_starts_given_up_total 6.0" in page
 
@@ -112,15 +106,10 @@ async def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     fake = FakeKube()
     loop = kube_loop(fake, prefill=(8, 8), decode=(2, 2), gpus_max=11)
     fake.frozen.add("prefill")
-
-    def replicas(name: str) -> int:
-        path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
-        return int(fake.objects[path]["spec"]["replicas"])
-
     for _ in range(3):
         loop._clock.now += 180.0  # type: ignore[attr-defined]
         await loop.slow()
-        assert (replicas("prefill"), replicas("decode")) == (8, 3)
+        assert (fake.replicas("prefill"), fake.replicas("decode")) == (8, 3)
         failed = loop.decisions[-1].failed
         assert "403" in failed["m prefill"]
         assert "still in use" in failed["m decode"]
@@ -129,9 +118,12 @@ async def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     await loop.slow()
     assert not loop.decisions[-1].failed
     wanted = {one.role: one.replicas for one in loop.decisions[-1].targets}
-    assert (replicas("prefill"), replicas("decode")) == (wanted["prefill"], wanted["decode"])
-    assert replicas("decode") > 3
-    assert replicas("prefill") + replicas("decode") <= 11
+    assert (fake.replicas("prefill"), fake.replicas("decode")) == (
+        wanted["prefill"],
+        wanted["decode"],
+    )
+    assert fake.replicas("decode") > 3
+    assert fake.replicas("prefill") + fake.replicas("decode") <= 11
 
 
 async def test_only_the_holder_of_the_lease_acts(tmp_path: Path) -> None:
@@ -249,9 +241,7 @@ async def test_why_the_lease_cannot_be_had_is_told(caplog: pytest.LogCaptureFixt
     assert [one.getMessage() for one in caplog.records].count(why) == 1, "each is told once"
     assert f"not acting, {why}: m prefill" in caplog.text
     assert "another planner" not in caplog.text
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
-    ) as client:
+    async with asking(loop) as client:
         body = (await client.get("/ready")).json()
         assert why in body["waiting_for"]
         assert "select_planner_lease_failures_total 2.0" in (await client.get("/metrics")).text

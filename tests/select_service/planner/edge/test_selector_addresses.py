@@ -10,7 +10,6 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.selector_addresses import SILENT_S, SelectorAddresses
 from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.edge.sources import selector as selector_module
@@ -20,7 +19,7 @@ from select_service.planner.types import Missing, Reading
 from select_service.types.workers import DrainStatus
 from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import KEY, Clock
-from tests.select_service.planner.edge.loops import loop_of
+from tests.select_service.planner.edge.loops import asking, loop_of
 from tests.select_service.planner.edge.test_selector_source import Selectors
 from tests.select_service.planner.edge.test_sources import client, number
 
@@ -231,10 +230,8 @@ async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
     assert any(one.startswith(told) for one in loop.decisions[-1].reasons)
     await loop.slow()
     assert caplog.text.count(told) == 1
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
-    ) as asking:
-        metrics = (await asking.get("/metrics")).text
+    async with asking(loop) as client_:
+        metrics = (await client_.get("/metrics")).text
     assert "select_planner_selectors_unseen 2.0" in metrics
     assert 'select_planner_selectors{state="answers"} 1.0' in metrics
     fleet.names.addresses = [A, B, C]

@@ -8,13 +8,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from select_service.planner.core.demand import Interval
 from select_service.planner.core.engine_speed import EngineSpeed, KnownEngines
 from select_service.planner.core.fleet_plan import FleetPlan
-from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import Missing, Moments, PoolState, Value
@@ -22,7 +20,7 @@ from tests.harms import HARMS, Harm, flipped
 from tests.select_service.planner.core import planned_fleet
 from tests.select_service.planner.core.planned_fleet import SURFACE, Run
 from tests.select_service.planner.core.test_engine_speed import measured, window
-from tests.select_service.planner.edge.loops import loop_of
+from tests.select_service.planner.edge.loops import asking, loop_of
 from tests.select_service.planner.edge.test_restarts import unsigned
 
 ITLS = Moments(100.0, 4e6, 1.25, 1.7e11, 5e4)
@@ -235,6 +233,5 @@ async def test_damage_is_said_in_the_metrics(tmp_path: Path) -> None:
     state = StateFile(path)
     loop = loop_of(state=state)
     state.read(loop.fleet)
-    transport = httpx.ASGITransport(create_app(loop))
-    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+    async with asking(loop) as client:
         assert "select_planner_state_damaged 1.0" in (await client.get("/metrics")).text

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from select_service.simulator.core.engine_settings import EngineSettings
+from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
+from select_service.simulator.core.routers import WorkerRouter
 from select_service.simulator.core.worker import EngineJob, EngineWorker, Happening
 
 BLOCK = 4
@@ -18,6 +21,10 @@ SMALL = EngineSettings(
     step_tokens_max=16,
     sequences_max=6,
 )
+
+
+WHOLE = {"workers": SimulatedPool("aggregated", SMALL)}
+PARTS = {"prefill": SimulatedPool("prefill", SMALL), "decode": SimulatedPool("decode", SMALL)}
 
 
 class Given:
@@ -53,6 +60,31 @@ def some(seed: int, count: int, rate: float) -> list[ClientRequest]:
         first = rng.choice((None, 0, 1))
         found.append(request(number, now, rng.randint(1, 60), rng.randint(1, 40), first))
     return found
+
+
+def cluster_of(
+    router: WorkerRouter,
+    requests: Iterable[ClientRequest],
+    workers: int = 1,
+    pools: dict[str, SimulatedPool] = WHOLE,
+    **settings: Any,
+) -> Cluster:
+    """A cluster with so many engines in each pool, before these requests come."""
+    made = Cluster(ClusterSettings(pools, block_size=BLOCK, **settings), router, Given(requests))
+    for pool in pools:
+        for _ in range(workers):
+            made.add_worker(pool, 0.0)
+    return made
+
+
+def played(
+    router: WorkerRouter, requests: Iterable[ClientRequest], workers: int = 1, **settings: Any
+) -> Cluster:
+    """The same after them all."""
+    made = cluster_of(router, requests, workers, **settings)
+    made.finish()
+    made.check()
+    return made
 
 
 class OneByOne(EngineWorker):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster import Cluster
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
@@ -33,10 +33,14 @@ from select_service.simulator.core.routers import (
 )
 from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
-from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
-
-WHOLE = {"workers": SimulatedPool("aggregated", SMALL)}
-PARTS = {"prefill": SimulatedPool("prefill", SMALL), "decode": SimulatedPool("decode", SMALL)}
+from tests.select_service.simulator.core.engines import (
+    PARTS,
+    WHOLE,
+    cluster_of,
+    played,
+    request,
+    some,
+)
 
 
 def core(replicas: int = 1, **more: object) -> CoreRouter:
@@ -79,9 +83,11 @@ ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
 def built(
     router: WorkerRouter, requests: int, seed: int, pools: dict[str, SimulatedPool]
 ) -> Cluster:
-    surroundings = ClusterSettings(
+    return cluster_of(
+        router,
+        some(seed, requests, 15.0),
+        3,
         pools,
-        block_size=BLOCK,
         event_lag_s=0.05,
         load_lag_s=0.01,
         transfer_token_s=1e-4,
@@ -89,11 +95,6 @@ def built(
         sample_s=0.5,
         has_common_cache=isinstance(router, BoundRouter),
     )
-    cluster = Cluster(surroundings, router, Given(some(seed, requests, 15.0)))
-    for pool in pools:
-        for _ in range(3):
-            cluster.add_worker(pool, 0.0)
-    return cluster
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -148,10 +149,7 @@ def test_the_same_seed_gives_the_same_to_the_last_bit(name: str) -> None:
 
 def test_the_core_sends_a_prompt_where_its_beginning_is() -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(4)]
-    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), core(), Given(requests))
-    for _ in range(3):
-        cluster.add_worker("workers", 0.0)
-    cluster.finish()
+    cluster = played(core(), requests, 3)
     assert len({outcome.worker_id for outcome in cluster.outcomes}) == 1
     assert [outcome.cached_tokens for outcome in cluster.outcomes] == [0, 36, 36, 36]
     assert cluster.reasons == {"nobody holds any": 1, "longest prefix": 3}
@@ -159,28 +157,21 @@ def test_the_core_sends_a_prompt_where_its_beginning_is() -> None:
 
 def test_each_decision_has_one_reason_also_after_a_wait() -> None:
     requests = [request(number, 0.0, 40, 40) for number in range(8)]
-    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), queueing(), Given(requests))
-    cluster.add_worker("workers", 0.0)
-    cluster.finish()
+    cluster = played(queueing(), requests)
     assert cluster.reasons["after waiting"] > 0
     assert sum(cluster.reasons.values()) == 8, cluster.reasons
 
 
 def test_news_that_come_late_are_not_known_yet() -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(2)]
-    late = ClusterSettings(WHOLE, block_size=BLOCK, event_lag_s=60.0)
-    cluster = Cluster(late, core(), Given(requests))
-    cluster.add_worker("workers", 0.0)
-    cluster.finish()
+    cluster = played(core(), requests, event_lag_s=60.0)
     assert cluster.reasons == {"nobody holds any": 2}
     assert cluster.outcomes[1].cached_tokens == 36, "the engine knows all the same"
 
 
 def test_a_load_that_is_told_late_is_carried_longer() -> None:
-    lag = ClusterSettings(WHOLE, block_size=BLOCK, load_lag_s=5.0)
     router = LeastLoaded(random.Random(1))
-    cluster = Cluster(lag, router, Given([request(0, 0.0, 8, 2)]))
-    cluster.add_worker("workers", 0.0)
+    cluster = cluster_of(router, [request(0, 0.0, 8, 2)], load_lag_s=5.0)
     cluster.finish()
     assert router.load(0) == 1
     cluster.advance(cluster.now + 5.0)
@@ -193,11 +184,7 @@ def test_replicas_hear_of_each_others_bookings_as_late_as_they_are_told() -> Non
             CoreSettings(replicas=2, sync_delay_s=delay), [random.Random(1), random.Random(1)]
         )
         requests = [request(0, 0.0, 60, 30), request(1, 0.1, 60, 30)]
-        cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), router, Given(requests))
-        for _ in range(2):
-            cluster.add_worker("workers", 0.0)
-        cluster.finish()
-        used = {outcome.worker_id for outcome in cluster.outcomes}
+        used = {outcome.worker_id for outcome in played(router, requests, 2).outcomes}
         if delay == 1e9:  # both draw alike and see an idle fleet
             assert len(used) == 1
         else:
@@ -206,9 +193,8 @@ def test_replicas_hear_of_each_others_bookings_as_late_as_they_are_told() -> Non
 
 def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() -> None:
     requests = [request(0, 0.0, 8, 40), request(1, 0.1, 8, 4), request(2, 2.0, 8, 4)]
-    router = RoundRobinRouter(random.Random(1))
-    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), router, Given(requests))
-    first = cluster.add_worker("workers", 0.0)
+    cluster = cluster_of(RoundRobinRouter(random.Random(1)), requests)
+    (first,) = cluster.worker_ids("workers")
     second = cluster.add_worker("workers", 0.0, startup_s=1.0)
     cluster.advance(0.2)
     assert cluster.observe().pools["workers"].starting == 1
@@ -221,9 +207,9 @@ def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() 
 
 def test_a_prefill_worker_that_drains_goes_once_its_last_prompt_is_elsewhere() -> None:
     requests = [request(0, 0.0, 40, 40), request(1, 0.0, 40, 1)]
-    settings = ClusterSettings(PARTS, block_size=BLOCK, transfer_token_s=2e-2)
-    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given(requests))
-    ids = {pool: cluster.add_worker(pool, 0.0) for pool in ("prefill", "decode")}
+    router = RoundRobinRouter(random.Random(1))
+    cluster = cluster_of(router, requests, pools=PARTS, transfer_token_s=2e-2)
+    ids = {pool: cluster.worker_ids(pool)[0] for pool in PARTS}
     cluster.advance(0.01)
     for worker_id in ids.values():
         cluster.remove_worker(worker_id, 0.01)
@@ -238,8 +224,8 @@ def test_a_prefill_worker_that_drains_goes_once_its_last_prompt_is_elsewhere() -
 
 
 def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
-    settings = ClusterSettings(WHOLE, block_size=BLOCK, attempts_max=2, detect_s=0.1)
-    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given([request(0, 0.0, 8, 40)]))
+    router, requests = RoundRobinRouter(random.Random(1)), [request(0, 0.0, 8, 40)]
+    cluster = cluster_of(router, requests, workers=0, attempts_max=2, detect_s=0.1)
     for at in (0.0, 0.2):
         worker_id = cluster.add_worker("workers", at)
         cluster.advance(at + 0.1)
@@ -252,12 +238,7 @@ def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
 
 def test_an_interval_says_what_happened_in_it() -> None:
     requests = [request(0, 0.5, 20, 11), request(1, 1.5, 200, 5), request(2, 20.0, 8, 2)]
-    cluster = Cluster(
-        ClusterSettings(WHOLE, block_size=BLOCK),
-        RoundRobinRouter(random.Random(1)),
-        Given(requests),
-    )
-    cluster.add_worker("workers", 0.0)
+    cluster = cluster_of(RoundRobinRouter(random.Random(1)), requests)
     cluster.advance(10.0)
     seen = cluster.observe()
     assert (seen.start, seen.end, seen.num_req, seen.finished, seen.lost) == (0.0, 10.0, 2, 1, 1)
@@ -286,11 +267,7 @@ def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_look
         *(request(1 + at, 0.1 + 0.2 * at, 8, 4) for at in range(3)),
     ]
     queues = AdmissionSettings(max_inflight=1, max_queued=5, queue_deadline_s=0.3)
-    cluster = Cluster(
-        ClusterSettings(WHOLE, block_size=BLOCK), core(admission=queues), Given(requests)
-    )
-    cluster.add_worker("workers", 0.0)
-    cluster.finish()
+    cluster = played(core(admission=queues), requests)
     late = [one for one in cluster.outcomes if not one.is_ok]
     waited = {one.request.number: one.finished - one.request.arrival for one in late}
     assert waited == {number: pytest.approx(0.3) for number in (1, 2, 3)}
@@ -298,12 +275,9 @@ def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_look
 
 def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
     """Its decode worker dies, and the prefill worker has what it has computed for it."""
-    settings = ClusterSettings(PARTS, block_size=BLOCK, detect_s=0.1)
-    cluster = Cluster(
-        settings, RoundRobinRouter(random.Random(1)), Given([request(0, 0.0, 40, 40)])
-    )
-    cluster.add_worker("prefill", 0.0)
-    decoding = cluster.add_worker("decode", 0.0)
+    router, requests = RoundRobinRouter(random.Random(1)), [request(0, 0.0, 40, 40)]
+    cluster = cluster_of(router, requests, pools=PARTS, detect_s=0.1)
+    (decoding,) = cluster.worker_ids("decode")
     cluster.advance(0.2)
     cluster.fail_worker(decoding, 0.2, back_after_s=0.01)
     cluster.finish()
@@ -318,11 +292,8 @@ def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
 def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, SimulatedPool]) -> None:
     """Also of who was preempted, or waited for a seat where answers are decoded."""
     requests = [request(number, 0.05 * number, 20, 30) for number in range(40)]
-    settings = ClusterSettings(pools, block_size=BLOCK, transfer_token_s=1e-3)
-    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given(requests))
-    for pool in pools:
-        cluster.add_worker(pool, 0.0)
-    cluster.finish()
+    router = RoundRobinRouter(random.Random(1))
+    cluster = played(router, requests, pools=pools, transfer_token_s=1e-3)
     assert sum(one.preemptions for one in cluster.outcomes) > 3
     assert sum(cluster.gaps.values()) == 40 * 29
     took_s = sum(one.finished - one.first_token for one in cluster.outcomes)

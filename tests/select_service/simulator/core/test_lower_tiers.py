@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from indexer.types import Tier, WorkerRank
-from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster import Cluster
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.kv_events import Removed, Stored
 from select_service.simulator.core.kv_pool import CommonCache, LowerTier, TieredKvPool
 from select_service.simulator.core.requests import chain_of
-from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, some
+from tests.select_service.simulator.core.engines import SMALL, played, some
 
 HOST = replace(SMALL, host_tokens=400, host_token_s=1e-4)
 
@@ -49,13 +49,7 @@ def test_what_the_device_has_lost_is_loaded_from_below() -> None:
 def play(engine: EngineSettings, seed: int = 3) -> Cluster:
     pools = {"workers": SimulatedPool("aggregated", engine)}
     router = CoreRouter(CoreSettings(), [random.Random(1)])
-    settings = ClusterSettings(pools, block_size=BLOCK)
-    cluster = Cluster(settings, router, Given(some(seed, 60, 8.0)))
-    for _ in range(2):
-        cluster.add_worker("workers", 0.0)
-    cluster.finish()
-    cluster.check()
-    return cluster
+    return played(router, some(seed, 60, 8.0), 2, pools=pools)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexer.types import Tier, WorkerRank
-from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.routers import Placed, RoundRobinRouter
 from select_service.simulator.core.worker import EngineWorker
 from select_service.types import RouterConfig
-from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request
+from tests.select_service.simulator.core.engines import BLOCK, SMALL, played, request
 
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest
@@ -43,21 +42,15 @@ def test_blocks_in_the_memory_below_a_device_are_read_before_they_are_moved(
     taken = []
     for reading_s in (0.0, READING_S):
         engine = replace(HOST, host_token_s=reading_s)
-        settings = ClusterSettings(
-            {"workers": SimulatedPool("aggregated", engine)},
-            block_size=BLOCK,
-            transfer_token_s=MOVING_S,
-        )
+        pools = {"workers": SimulatedPool("aggregated", engine)}
         others = 156 if is_lost else 4  # all that the device has room for
         requests = [
             request(0, 0.0, ISL, 4, first=0),
             request(1, 10.0, others, 4),
             request(2, 30.0, ISL, 4, first=0),
         ]
-        cluster = Cluster(settings, _Sends(random.Random(1)), Given(requests))
-        for _ in range(2):
-            cluster.add_worker("workers", 0.0)
-        cluster.finish()
+        router = _Sends(random.Random(1))
+        cluster = played(router, requests, 2, pools=pools, transfer_token_s=MOVING_S)
         pulled = next(one for one in cluster.outcomes if one.request.number == 2)
         assert pulled.cached_tokens == ISL - BLOCK, "the last block is computed in any case"
         taken.append(pulled.ttft_s)

@@ -21,7 +21,7 @@ from select_service.simulator.core.rivals.preble import WINDOW_S, PrebleE2
 from select_service.simulator.core.rivals.sglang import BALANCE_ABS, SglangCacheAware
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineJob, EngineWorker
-from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
+from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, played, request, some
 
 
 def fleet(kind: type[Counting], workers: int = 3) -> tuple[Counting, list[EngineWorker]]:
@@ -59,13 +59,8 @@ def test_a_router_knows_what_events_said_up_to_the_last_token() -> None:
 @pytest.mark.parametrize("kind", [one for one in (*RIVALS, *IMPOSSIBLE) if one is not PrebleE2])
 def test_prompts_go_where_their_beginning_is(kind: type[Counting]) -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(4)]
-    settings = ClusterSettings(block_size=BLOCK)
-    cluster = Cluster(settings, kind(random.Random(1)), Given(requests))
-    for _ in range(3):
-        cluster.add_worker("workers", 0.0)
-    cluster.finish()
+    cluster = played(kind(random.Random(1)), requests, 3)
     assert [outcome.cached_tokens for outcome in cluster.outcomes] == [0, 36, 36, 36]
-    cluster.check()
 
 
 def test_lmetric_multiplies_what_is_to_compute_by_the_batch() -> None:
