@@ -146,10 +146,14 @@ class Wire:
         self.say("\r\n".join([*head, *headers, "", ""]).encode() + content)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """One response with a content length."""
+        """One response, whether it has a length or comes in chunks."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                body += (await self.reader.readexactly(size + 2))[:-2]
+            await self.reader.readexactly(2)
         return int(head[0].split()[1]), headers, body
 
     async def exchange(

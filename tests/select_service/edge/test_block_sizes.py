@@ -73,29 +73,6 @@ async def test_a_million_tokens(form: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16])
-async def test_a_million_tokens_embedded(size: int) -> None:
-    worker = {
-        "worker_id": 1,
-        "endpoint": "http://w1",
-        "block_size": size,
-        "kv_events_endpoint": "tcp://127.0.0.1:9",
-    }
-    async with SelectionService() as service:
-        await service.upsert_worker(worker)
-        prompts: list[dict[str, Any]] = [
-            {"token_ids": PROMPT.tolist()},
-            {"token_ids": PACKED},
-            hashed(size, "/select"),
-        ]
-        for prompt in prompts:
-            booked = await service.select_and_reserve(prompt | {"reservation_id": "r"})
-            assert getattr(booked, "worker_id", None) == 1
-            (row,) = (await service.loads())[0].loads
-            assert row.potential_decode_blocks == TOKENS // size
-            await service.free("r")
-
-
-@pytest.mark.parametrize("size", [1, 16])
 @within(app_client)
 async def test_a_million_tokens_that_an_engine_has_cached(
     client: httpx.AsyncClient, service: Driver, *, size: int

@@ -36,29 +36,16 @@ async def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(loaded) == lazy_imports.LATE
 
 
-def test_what_cannot_be_read_now_is_left_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError()])
+async def test_what_breaks_is_told_and_the_rest_loaded(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """With no descriptors left the first one that failed ended it for all behind it."""
     loaded: list[str] = []
 
     def load(name: str) -> None:
         if name == lazy_imports.LATE[2]:
-            raise OSError(24, "Too many open files")
-        loaded.append(name)
-
-    monkeypatch.setattr(lazy_imports, "import_module", load)
-    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
-    asyncio.run(lazy_imports.load_in_turns())
-    assert loaded == [name for name in lazy_imports.LATE if name != lazy_imports.LATE[2]]
-
-
-def test_what_breaks_is_told_and_the_rest_loaded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    loaded: list[str] = []
-
-    def load(name: str) -> None:
-        if name == lazy_imports.LATE[2]:
-            raise MemoryError
+            raise error
         loaded.append(name)
 
     def steps() -> Iterator[None]:
@@ -67,10 +54,10 @@ def test_what_breaks_is_told_and_the_rest_loaded(
 
     monkeypatch.setattr(lazy_imports, "import_module", load)
     monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
-    asyncio.run(lazy_imports.load_in_turns(steps()))
+    await lazy_imports.load_in_turns(steps())
     assert loaded == [name for name in lazy_imports.LATE if name != lazy_imports.LATE[2]]
     assert [record.getMessage() for record in caplog.records] == [
-        f"loaded when it is asked for: {lazy_imports.LATE[2]}: MemoryError()",
+        f"loaded when it is asked for: {lazy_imports.LATE[2]}: {error!r}",
         "made when it is asked for: ValueError('odd')",
     ]
 

@@ -150,14 +150,6 @@ async def test_over_http(form: str, start: int, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_embedded(form: str) -> None:
-    with three_ranks() as fleet:
-        async with SelectionService() as service:
-            await service.upsert_worker(FORMS[form](fleet))
-            await fleet.is_healed(service.driver)
-
-
-@pytest.mark.parametrize("form", FORMS)
 async def test_after_a_restart_from_a_state_directory(form: str, tmp_path: Path) -> None:
     with three_ranks() as fleet:
         async with SelectionService(state_dir=tmp_path) as service:

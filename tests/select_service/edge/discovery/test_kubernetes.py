@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +16,43 @@ from select_service.edge.discovery.setup import watched_replicas, watched_worker
 from select_service.edge.discovery.source import DiscoverySource
 from select_service.kubernetes_api import KubernetesApi
 from select_service.types import WorkerSpec
-from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.security.credentials_made import Authority
 from tests.wait import until
 
 Workers = DiscoverySource[dict[int, WorkerSpec]]
-Use = Callable[[FakeKubernetes, Workers], Awaitable[None]]
 
 
 def endpoints(source: Workers) -> set[str | None]:
     return {spec.endpoint for spec in (source.latest or {}).values()}
 
 
-def watching(
-    use: Use, tmp_path: Path, *, slices: bool = False, tls: ssl.SSLContext | None = None
-) -> None:
-    async def run() -> None:
-        async with FakeKubernetes().serving(tls) as api:
-            await api.put("pods", "w-0", **pod("10.0.0.1"))
-            await api.put("pods", "w-1", **pod("10.0.0.2"))
-            await api.put("pods", "w-2", **pod("10.0.0.3"))
-            (tmp_path / "namespace").write_text("ns\n")
-            source = watched_workers(
-                KubernetesApi(api.url, str(tmp_path)), "app=vllm", slices=slices, backoff_s=0.01
-            )
-            looking = asyncio.ensure_future(source.run())
-            try:
-                await use(api, source)
-            finally:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
-
-    wait.run(run())
+@contextlib.asynccontextmanager
+async def watching(
+    tmp_path: Path, *, slices: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[FakeKubernetes, Workers]]:
+    """An API server with three pods, and who looks at it."""
+    async with FakeKubernetes().serving(tls) as api:
+        await api.put("pods", "w-0", **pod("10.0.0.1"))
+        await api.put("pods", "w-1", **pod("10.0.0.2"))
+        await api.put("pods", "w-2", **pod("10.0.0.3"))
+        (tmp_path / "namespace").write_text("ns\n")
+        source = watched_workers(
+            KubernetesApi(api.url, str(tmp_path)), "app=vllm", slices=slices, backoff_s=0.01
+        )
+        looking = asyncio.ensure_future(source.run())
+        try:
+            yield api, source
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
 
 
 THREE = {f"http://10.0.0.{n}:8000" for n in (1, 2, 3)}
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_garbage_in_a_watch(api: FakeKubernetes, source: Workers) -> None:
     await until(lambda: len(api.watches) == 1)
     garbage = (
@@ -73,10 +71,9 @@ async def test_garbage_in_a_watch(api: FakeKubernetes, source: Workers) -> None:
     assert source.failures["malformed"] == len(garbage)
 
 
-def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(kubernetes, "LINE_BYTES_MAX", 10_000)
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
+    async with watching(tmp_path) as (api, source):
         await until(lambda: len(api.watches) == 1)
         await until(lambda: bool(api._watchers))
         await api.say_raw(b"x" * 20_000)
@@ -84,10 +81,8 @@ def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
         await until(lambda: len(api.lists) == 4)
         assert endpoints(source) == THREE
 
-    watching(use, tmp_path)
 
-
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_no_more_objects_than_may_be(api: FakeKubernetes, source: Workers) -> None:
     """Neither in a list nor by and by; the last good state stays."""
     await until(lambda: len(api.watches) == 1)
@@ -100,7 +95,7 @@ async def test_no_more_objects_than_may_be(api: FakeKubernetes, source: Workers)
     await until(lambda: endpoints(source) != THREE)
 
 
-def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -> None:
+async def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -> None:
     """As a kubelet mounts them: files behind a link that is changed for all of them at once."""
     authorities = [Authority(tmp_path, name) for name in ("old", "new")]
     chains = [one.issue(f"api-{one.cert.stem}") for one in authorities]
@@ -112,8 +107,7 @@ def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -
     mount(tmp_path, "..old")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*chains[0])
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
+    async with watching(tmp_path, tls=context) as (api, source):
         api.token = "of-old"
         await until(lambda: len(api.watches) == 1)
         assert endpoints(source) == THREE
@@ -129,8 +123,6 @@ def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -
         assert len(api.lists) == 2, "it goes on from where it was"
         assert api.requests[-1][2]["authorization"] == "Bearer of-new"
 
-    watching(use, tmp_path, tls=context)
-
 
 def mount(folder: Path, volume: str) -> None:
     """Have ca.crt and token be those of another volume."""
@@ -142,7 +134,7 @@ def mount(folder: Path, volume: str) -> None:
             (folder / name).symlink_to(f"..data/{name}")
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_what_makes_no_sense_is_set_aside(api: FakeKubernetes, source: Workers) -> None:
     await until(lambda: len(api.watches) == 1)
     await api.put("pods", "bad", **pod("10.0.0.9", block_size="many"))
@@ -207,7 +199,7 @@ async def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: 
     assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_credentials_that_cannot_be_used(
     api: FakeKubernetes, source: Workers, *, tmp_path: Path
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from select_service.edge.discovery.followers import WorkerFollower
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.serving import PROMPT, SETTINGS, app_client, worker
-from tests.wait import run, until
+from tests.wait import until
 
 PODS, SLICES = "pods", "endpointslices"
 Change = Callable[[FakeKubernetes], Awaitable[None]]
@@ -98,37 +99,33 @@ class Cluster:
         assert await self.chosen() == {self.first}, "it has the prompt"
 
 
-def in_cluster(
-    use: Callable[[Cluster], Awaitable[None]], *, slices: bool = False, **settings: Any
-) -> None:
-    async def play() -> None:
-        async with FakeKubernetes().serving() as api:
-            await named(api)
-            chosen = replace(
-                SETTINGS,
-                kubernetes_workers="app=vllm",
-                kubernetes_workers_from=SLICES if slices else PODS,
-                kubernetes_api=api.url,
-                kubernetes_namespace="ns",
-                kubernetes_credentials="/nonexistent",
-                **settings,
-            )
-            service = create_driver(chosen)
-            transport = httpx.ASGITransport(create_app(service, chosen))
-            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-                cluster = Cluster(api, service, client)
-                service.discovery = create_discovery(chosen, service, lambda: cluster.now)
-                source: Any = cluster.follower.source
-                source._backoff_s = 0.01  # how long it pauses is not what this is about
-                await service.start()
-                try:
-                    await until(lambda: service.core.reader.schedulable == 2)
-                    await cluster.fill()
-                    await use(cluster)
-                finally:
-                    await service.close()
-
-    run(play())
+@contextlib.asynccontextmanager
+async def in_cluster(*, slices: bool = False, **settings: Any) -> AsyncIterator[Cluster]:
+    async with FakeKubernetes().serving() as api:
+        await named(api)
+        chosen = replace(
+            SETTINGS,
+            kubernetes_workers="app=vllm",
+            kubernetes_workers_from=SLICES if slices else PODS,
+            kubernetes_api=api.url,
+            kubernetes_namespace="ns",
+            kubernetes_credentials="/nonexistent",
+            **settings,
+        )
+        service = create_driver(chosen)
+        transport = httpx.ASGITransport(create_app(service, chosen))
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            cluster = Cluster(api, service, client)
+            service.discovery = create_discovery(chosen, service, lambda: cluster.now)
+            source: Any = cluster.follower.source
+            source._backoff_s = 0.01  # how long it pauses is not what this is about
+            await service.start()
+            try:
+                await until(lambda: service.core.reader.schedulable == 2)
+                await cluster.fill()
+                yield cluster
+            finally:
+                await service.close()
 
 
 async def named(api: FakeKubernetes, **conditions: Any) -> None:
@@ -207,10 +204,9 @@ LEAVES: dict[str, tuple[bool, Change, bool]] = {  # from slices, how, whether it
 
 
 @pytest.mark.parametrize("how", LEAVES)
-def test_no_new_work_at_once_and_nothing_is_forgotten(how: str) -> None:
+async def test_no_new_work_at_once_and_nothing_is_forgotten(how: str) -> None:
     slices, leave, is_listed = LEAVES[how]
-
-    async def use(cluster: Cluster) -> None:
+    async with in_cluster(slices=slices) as cluster:
         first, second = cluster.first, cluster.id_of("10.0.0.2")
         await leave(cluster.api)
         await until(lambda: cluster.schedulable == 1)
@@ -248,14 +244,11 @@ def test_no_new_work_at_once_and_nothing_is_forgotten(how: str) -> None:
         else:
             await until(lambda: len(cluster.service.workers()) == 1)
 
-    in_cluster(use, slices=slices)
-
 
 @pytest.mark.parametrize("slices", [False, True])
-def test_a_blip_costs_nothing_without_a_grace(*, slices: bool) -> None:
+async def test_a_blip_costs_nothing_without_a_grace(*, slices: bool) -> None:
     blip = of_endpoint({"ready": False}) if slices else of_pod(ready=False)
-
-    async def use(cluster: Cluster) -> None:
+    async with in_cluster(slices=slices, discovery_grace_s=0.0) as cluster:
         await blip(cluster.api)
         await until(lambda: cluster.schedulable == 1)
         cluster.now = 3600.0
@@ -263,10 +256,8 @@ def test_a_blip_costs_nothing_without_a_grace(*, slices: bool) -> None:
         await until(lambda: cluster.schedulable == 2)
         assert (cluster.load(), cluster.cached()) == (1, 2)
 
-    in_cluster(use, slices=slices, discovery_grace_s=0.0)
 
-
-@run_by(in_cluster)
+@within(in_cluster)
 async def test_an_operators_drain_and_readiness_do_not_undo_each_other(cluster: Cluster) -> None:
     first = cluster.first
     drain = f"/workers/{first}/drain"
@@ -292,7 +283,7 @@ async def test_an_operators_drain_and_readiness_do_not_undo_each_other(cluster: 
     assert told["lifecycle"] == "draining"
 
 
-@run_by(in_cluster)
+@within(in_cluster)
 async def test_a_pod_that_was_never_ready_is_no_worker(cluster: Cluster) -> None:
     source = cluster.follower.source
     before = source.updates
@@ -304,7 +295,7 @@ async def test_a_pod_that_was_never_ready_is_no_worker(cluster: Cluster) -> None
     await until(lambda: cluster.schedulable == 3)
 
 
-@run_by(in_cluster)
+@within(in_cluster)
 async def test_the_engine_that_stays_connected_is_the_same_after_any_flap(cluster: Cluster) -> None:
     """Its pod is not listed for longer than the grace; only its connection proves what it is."""
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:

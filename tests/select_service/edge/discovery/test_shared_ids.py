@@ -24,7 +24,7 @@ from select_service.edge.discovery.objects import (
 from select_service.edge.discovery.setup import create_discovery
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.discovery.test_kubernetes import (
     Workers,
@@ -119,7 +119,7 @@ def templated(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("slices", [False, True])
-@run_by(watching, "tmp_path", "slices")
+@within(watching, "tmp_path", "slices")
 async def test_the_others_are_refused_by_name(
     api: FakeKubernetes, source: Workers, *, slices: bool
 ) -> None:
@@ -137,7 +137,7 @@ async def test_the_others_are_refused_by_name(
     assert len(endpoints(source)) == 1
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_ids_are_derived_from_the_pod_by_default(
     api: FakeKubernetes, source: Workers
 ) -> None:

@@ -13,7 +13,7 @@ from select_service.edge.discovery import kubernetes
 from select_service.edge.discovery import source as sources
 from select_service.edge.discovery.kubernetes import RESUMES_MAX
 from select_service.edge.discovery.source import DiscoverySource, SourceFailed, insist
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod, status
 from tests.select_service.edge.discovery.test_kubernetes import (
     Workers,
@@ -55,10 +55,9 @@ async def missed_by_the_watch(api: FakeKubernetes) -> None:
 
 
 @pytest.mark.parametrize("how", STATUSES)
-def test_an_error_event_means_to_list_anew(how: str, tmp_path: Path) -> None:
+async def test_an_error_event_means_to_list_anew(how: str, tmp_path: Path) -> None:
     text = json.dumps({"type": "ERROR", "object": STATUSES[how]}).encode() + b"\n"
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
+    async with watching(tmp_path) as (api, source):
         await until(lambda: len(api.watches) == 1)
         await missed_by_the_watch(api)
         await until(lambda: bool(api._watchers))
@@ -66,11 +65,9 @@ def test_an_error_event_means_to_list_anew(how: str, tmp_path: Path) -> None:
         await until(lambda: len(endpoints(source)) == 4)
         assert sum(source.failures.values()) == 1
 
-    watching(use, tmp_path)
-
 
 @pytest.mark.parametrize("how", [one for one in STATUSES if one != "nulls"])
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_a_watch_that_is_refused_means_to_list_anew(
     api: FakeKubernetes, source: Workers, *, how: str
 ) -> None:
@@ -104,7 +101,7 @@ async def test_a_watch_that_is_refused_means_to_list_anew(
         b"\xff\xfe\n",
     ],
 )
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_a_watch_that_ends_at_once_or_makes_no_sense(
     api: FakeKubernetes, source: Workers, *, says: bytes
 ) -> None:
@@ -119,7 +116,7 @@ async def test_a_watch_that_ends_at_once_or_makes_no_sense(
     await until(lambda: len(endpoints(source)) == 5)
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_connections_that_break_again_and_again(api: FakeKubernetes, source: Workers) -> None:
     """A broken connection says nothing against what is known, a few of them in a row do."""
     await until(lambda: len(api.watches) == 1)
@@ -132,14 +129,14 @@ async def test_connections_that_break_again_and_again(api: FakeKubernetes, sourc
 
 
 @pytest.mark.parametrize("trickle", [False, True])
-def test_a_watch_that_does_not_end_in_time_is_begun_again(
+async def test_a_watch_that_does_not_end_in_time_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, trickle: bool
 ) -> None:
     """Whatever keeps its connection up, as a proxy's empty lines."""
     monkeypatch.setattr(kubernetes, "WATCH_S", 0.05)
     monkeypatch.setattr(kubernetes, "WATCH_LATE_S", 0.05)
+    async with watching(tmp_path) as (api, source):
 
-    async def use(api: FakeKubernetes, source: Workers) -> None:
         async def say() -> None:
             while True:
                 await api.say_raw(b"\n")
@@ -154,10 +151,8 @@ def test_a_watch_that_does_not_end_in_time_is_begun_again(
         if saying is not None:
             saying.cancel()
 
-    watching(use, tmp_path)
 
-
-@run_by(watching, "tmp_path", slices=True)
+@within(watching, "tmp_path", slices=True)
 async def test_nothing_is_listed_as_null(api: FakeKubernetes, source: Workers) -> None:
     """Old servers write an empty list so."""
     api.nothing = None
@@ -238,7 +233,7 @@ def test_who_asks_to_be_left_alone_is(
     assert least <= pause <= most
 
 
-@run_by(watching, "tmp_path")
+@within(watching, "tmp_path")
 async def test_retry_after_is_read_from_the_header_and_from_the_body(
     api: FakeKubernetes, source: Workers
 ) -> None:

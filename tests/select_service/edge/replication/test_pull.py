@@ -26,7 +26,6 @@ from select_service.edge.replication.pull import (
     snapshot_url,
 )
 from select_service.types import ReplicaLimits
-from tests import wait
 from tests.live.tcp_server import tcp_server
 from tests.wait import until
 
@@ -80,37 +79,44 @@ class Reader:
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def pulled(
+@contextlib.asynccontextmanager
+async def pulling(
+    reader: Reader,
+    said: list[str],
+    *,
+    limits: ReplicaLimits = LIMITS,
+    clock: Callable[[], float] = time.monotonic,
+    addresses: Addresses | None = None,
+) -> AsyncIterator[SnapshotPulls]:
+    where = addresses or Addresses()
+    client = SnapshotPulls(reader, lambda _: None, limits, clock, said.append, where)
+    yield client
+    await client.close()
+    where.close()
+
+
+async def pulled(
     handler: Handler | bytes,
     outcome: str,
     *,
     limits: ReplicaLimits = LIMITS,
     knows_it: bool = True,
     pulls: int = 1,
-) -> tuple[Reader, SnapshotPulls]:
+) -> list[SnapshotPart]:
     """Pull from a server until so many pulls have ended; each must end like this."""
     reader = Reader(knows_it=knows_it)
     logged: list[str] = []
-
-    async def run() -> SnapshotPulls:
-        client = SnapshotPulls(
-            reader, lambda _: None, limits, time.monotonic, logged.append, Addresses()
-        )
-        async with serving(handler) as port:
-            for number in range(1, pulls + 1):
-                client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
-                client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))  # one at a time
-                while len(reader.ended) < number or client.running:
-                    await asyncio.sleep(0)  # the next is asked for as soon as this one is over
-            await client.close()
-        return client
-
-    client = wait.run(run())
+    async with serving(handler) as port, pulling(reader, logged, limits=limits) as client:
+        for number in range(1, pulls + 1):
+            client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
+            client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))  # one at a time
+            while len(reader.ended) < number or client.running:
+                await asyncio.sleep(0)  # the next is asked for as soon as this one is over
     assert client.outcomes[outcome] == pulls
     assert sum(client.outcomes.values()) == pulls
     assert reader.ended == [outcome == "complete"] * pulls
     assert len(logged) == (0 if outcome == "complete" else pulls)
-    return reader, client
+    return reader.parts
 
 
 @contextlib.asynccontextmanager
@@ -132,24 +138,23 @@ async def serving(handler: Handler | bytes) -> AsyncIterator[int]:
         yield port
 
 
-def test_all_parts_arrive_in_order() -> None:
-    reader, _ = pulled(OK + framed(*PARTS), "complete", pulls=2)
-    assert reader.parts == PARTS * 2
+async def test_all_parts_arrive_in_order() -> None:
+    assert await pulled(OK + framed(*PARTS), "complete", pulls=2) == PARTS * 2
 
 
-def test_all_parts_arrive_with_checksums() -> None:
-    reader, _ = pulled(OK + checked(*PARTS), "complete")
-    assert reader.parts == PARTS
+async def test_all_parts_arrive_with_checksums() -> None:
+    assert await pulled(OK + checked(*PARTS), "complete") == PARTS
 
 
-def test_frames_may_be_cut_anywhere() -> None:
+async def test_frames_may_be_cut_anywhere() -> None:
+    parts: list[SnapshotPart] = [HEAD, CLAIM, SnapshotEnd(1)]
+
     async def byte_by_byte(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for byte in OK + framed(HEAD, CLAIM, SnapshotEnd(1)):
+        for byte in OK + framed(*parts):
             writer.write(bytes([byte]))
             await writer.drain()
 
-    reader, _ = pulled(byte_by_byte, "complete")
-    assert reader.parts == [HEAD, CLAIM, SnapshotEnd(1)]
+    assert await pulled(byte_by_byte, "complete") == parts
 
 
 @pytest.mark.parametrize(
@@ -171,21 +176,20 @@ def test_frames_may_be_cut_anywhere() -> None:
         (b"", "unreachable"),
     ],
 )
-def test_anything_else_has_failed(answer: bytes, outcome: str) -> None:
-    pulled(answer, outcome, pulls=2)
+async def test_anything_else_has_failed(answer: bytes, outcome: str) -> None:
+    await pulled(answer, outcome, pulls=2)
 
 
-def test_another_publisher_is_read_no_further() -> None:
-    reader, _ = pulled(OK + framed(*PARTS), "other_publisher", knows_it=False)
-    assert reader.parts == [HEAD]
+async def test_another_publisher_is_read_no_further() -> None:
+    assert await pulled(OK + framed(*PARTS), "other_publisher", knows_it=False) == [HEAD]
 
 
-def test_more_bytes_than_allowed() -> None:
+async def test_more_bytes_than_allowed() -> None:
     limits = ReplicaLimits(pull_bytes_max=500)
-    pulled(OK + framed(*PARTS), "too_large", limits=limits)
+    await pulled(OK + framed(*PARTS), "too_large", limits=limits)
 
 
-def test_one_that_never_ends() -> None:
+async def test_one_that_never_ends() -> None:
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK + framed(HEAD))
         while True:
@@ -193,32 +197,26 @@ def test_one_that_never_ends() -> None:
             await writer.drain()
             await asyncio.sleep(0.005)
 
-    pulled(drip, "timeout", limits=ReplicaLimits(pull_timeout_s=0.2))
+    await pulled(drip, "timeout", limits=ReplicaLimits(pull_timeout_s=0.2))
 
 
-def failed(*pulls: Pull, addresses: Addresses | None = None) -> tuple[dict[str, int], list[str]]:
+async def failed(
+    *pulls: Pull, addresses: Addresses | None = None
+) -> tuple[dict[str, int], list[str]]:
     """Ask for snapshots that cannot be fetched; return what became of them, and what was said."""
     said: list[str] = []
     reader = Reader()
-
-    async def run() -> SnapshotPulls:
-        where = Addresses() if addresses is None else addresses
-        client = SnapshotPulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, where)
+    async with pulling(reader, said, addresses=addresses) as client:
         for pull in pulls:
             client.ask(pull)
         await until(lambda: len(reader.ended) == len(pulls) and not client.running)
-        await client.close()
-        where.close()
-        return client
-
-    client = wait.run(run())
     assert reader.ended == [False] * len(pulls)
     return client.outcomes, said
 
 
-def test_nobody_listens() -> None:
+async def test_nobody_listens() -> None:
     no_url = Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1")
-    outcomes, _ = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, None), no_url)
+    outcomes, _ = await failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, None), no_url)
     assert outcomes["unreachable"] == 2
 
 
@@ -228,39 +226,27 @@ def test_nobody_listens() -> None:
         "http://169.254.169.254/latest/meta-data",
         "http://[::ffff:169.254.169.254]",
         "http://metadata.test:80",
-    ],
-)
-def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
-    addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
-    outcomes, _ = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, url), addresses=addresses)
-    assert outcomes["denied"] == 1
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
+        # or that would be asked for anything else than a snapshot
         "http://127.0.0.1:1/delete?all=",
         "http://127.0.0.1:1/any/path#",
         "http://name:secret@127.0.0.1:1",
         "http://127.0.0.1:1/a b",
     ],
 )
-def test_a_replica_whose_url_would_be_asked_for_anything_else_than_a_snapshot(url: str) -> None:
-    outcomes, said = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
+async def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
+    addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
+    pull = Pull("tcp://127.0.0.1:1", ROUTER, 9, url)
+    outcomes, said = await failed(pull, addresses=addresses)
     assert outcomes["denied"] == 1
     assert len(said) == 1
     assert "secret" not in said[0]
 
 
-def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_of() -> None:
+async def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_of() -> None:
     """Who says in every heartbeat that it is somewhere else writes no log of ours."""
     said: list[str] = []
-    now = 1.0
-
-    async def run(reader: Reader) -> None:
-        client = SnapshotPulls(
-            reader, lambda _: None, LIMITS, lambda: now, said.append, Addresses()
-        )
+    now, reader = 1.0, Reader()
+    async with pulling(reader, said, clock=lambda: now) as client:
 
         async def fail(peer: str, count: int) -> None:
             for number in range(len(reader.ended), len(reader.ended) + count):
@@ -271,30 +257,18 @@ def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_o
         await fail("tcp://a:1", 20)
         await fail("tcp://b:1", 20)
         assert len(said) == 2 * LINES_MAX
-        nonlocal now
         now += PERIOD_S
         await fail("tcp://a:1", 1)
         assert len(said) == 2 * LINES_MAX + 1
         assert f"({20 - LINES_MAX} more since last told)" in said[-1]
-        await client.close()
-
-    wait.run(run(Reader()))
 
 
-def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.replication.pull.PULLS_WAITING_MAX", 1)
-
-    async def run(reader: Reader) -> SnapshotPulls:
-        client = SnapshotPulls(
-            reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses()
-        )
+    reader = Reader()
+    async with pulling(reader, []) as client:
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, None))
-        await client.close()
-        return client
-
-    reader = Reader()
-    client = asyncio.run(run(reader))
     assert client.outcomes["left_out"] == 1
     assert reader.ended == [False], "the core is told, and may ask again"
 
@@ -310,7 +284,7 @@ def test_where_a_snapshot_is() -> None:
     assert where("tcp://h:1", "https://g/a/") == "https://g/a/replica_sync/snapshot"
 
 
-def test_arriving_parts_let_others_run() -> None:
+async def test_arriving_parts_let_others_run() -> None:
     """A part that takes its time holds the loop alone, not with those that follow."""
     turns = 0
     seen: list[int] = []
@@ -321,19 +295,11 @@ def test_arriving_parts_let_others_run() -> None:
             time.sleep(0.001)  # the whole slice
             return super().snapshot_part(*args)
 
-    async def run(reader: Reader) -> None:
-        nonlocal turns
-        client = SnapshotPulls(
-            reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses()
-        )
-        async with serving(OK + framed(*PARTS)) as port:
-            client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
-            while not reader.ended:
-                turns += 1
-                await asyncio.sleep(0)
-            await client.close()
-
     reader = Slow()
-    wait.run(run(reader))
+    async with serving(OK + framed(*PARTS)) as port, pulling(reader, []) as client:
+        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
+        while not reader.ended:
+            turns += 1
+            await asyncio.sleep(0)
     assert reader.ended == [True]
     assert len(set(seen)) == len(seen)

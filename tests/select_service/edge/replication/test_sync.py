@@ -8,7 +8,7 @@ import itertools
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import zmq
@@ -19,8 +19,7 @@ from indexer.types import EgressSettings
 from select_service.edge.replication import sync as replica_sync
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
-from tests import wait
-from tests.coroutines import run_by
+from tests.coroutines import within
 from tests.live.ports import free_port
 from tests.wait import until
 
@@ -34,22 +33,20 @@ NAMES = {
 Heard = list[tuple[str, list[bytes]]]
 
 
-def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int) -> None:
-    async def play() -> None:
-        heard: Heard = []
-        subscriptions = Subscriptions(
-            TOPICS,
-            lambda peer, frames: heard.append((peer, frames)),
-            ReplicaLimits(**limits),
-            time.monotonic,
-            Addresses(EgressSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
-        )
-        try:
-            await scene(subscriptions, heard)
-        finally:
-            subscriptions.close()
-
-    wait.run(play())
+@contextlib.asynccontextmanager
+async def listener(**limits: int) -> AsyncIterator[tuple[Subscriptions, Heard]]:
+    heard: Heard = []
+    subscriptions = Subscriptions(
+        TOPICS,
+        lambda peer, frames: heard.append((peer, frames)),
+        ReplicaLimits(**limits),
+        time.monotonic,
+        Addresses(EgressSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
+    )
+    try:
+        yield subscriptions, heard
+    finally:
+        subscriptions.close()
 
 
 @contextlib.asynccontextmanager
@@ -76,30 +73,30 @@ async def subscribed(sock: zmq.Socket[bytes], topics: int = len(TOPICS)) -> None
         sock.recv()
 
 
-def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_sync, "TURN_S", 0.0)  # every turn ends after one message
+    async with (
+        listener() as (subscriptions, heard),
+        publisher() as (loud, one),
+        publisher() as (quiet, two),
+    ):
+        subscriptions.add(one)
+        subscriptions.add(two)
+        await subscribed(loud)
+        await subscribed(quiet)
+        for _ in range(2000):
+            loud.send_multipart([b"one", b"noise"])
+        quiet.send_multipart([b"one", b"word"])
+        turns: list[int] = []
+        while len(heard) < 2001:
+            turns.append(len(heard))
+            await asyncio.sleep(0)
+        steps = [after - before for before, after in itertools.pairwise(turns)]
+        assert max(steps) <= 2, "one message per turn, and the loop in between"
+        assert heard.index((two, [b"one", b"word"])) < 2000, "the loud one does not go first"
 
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (loud, one), publisher() as (quiet, two):
-            subscriptions.add(one)
-            subscriptions.add(two)
-            await subscribed(loud)
-            await subscribed(quiet)
-            for _ in range(2000):
-                loud.send_multipart([b"one", b"noise"])
-            quiet.send_multipart([b"one", b"word"])
-            turns: list[int] = []
-            while len(heard) < 2001:
-                turns.append(len(heard))
-                await asyncio.sleep(0)
-            steps = [after - before for before, after in itertools.pairwise(turns)]
-            assert max(steps) <= 2, "one message per turn, and the loop in between"
-            assert heard.index((two, [b"one", b"word"])) < 2000, "the loud one does not go first"
 
-    run(scene)
-
-
-@run_by(run)
+@within(listener)
 async def test_a_removed_peer_is_not_heard(subscriptions: Subscriptions, heard: Heard) -> None:
     async with publisher() as (sock, endpoint), publisher() as (other, second):
         subscriptions.add(endpoint)
@@ -115,7 +112,7 @@ async def test_a_removed_peer_is_not_heard(subscriptions: Subscriptions, heard: 
         assert list(subscriptions) == [second]
 
 
-@run_by(run)
+@within(listener)
 async def test_a_peer_may_remove_itself_while_it_speaks(
     subscriptions: Subscriptions, heard: Heard
 ) -> None:
@@ -135,7 +132,7 @@ async def test_a_peer_may_remove_itself_while_it_speaks(
         assert len(heard) == 1
 
 
-@run_by(run)
+@within(listener)
 async def test_a_fault_costs_one_message(subscriptions: Subscriptions, heard: Heard) -> None:
     async with publisher() as (sock, endpoint):
 
@@ -154,25 +151,24 @@ async def test_a_fault_costs_one_message(subscriptions: Subscriptions, heard: He
         assert subscriptions.faults == 1
 
 
-def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
+async def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_sync, "RECONNECT_AFTER_S", 0.01)
+    async with (
+        listener(message_bytes_max=1000) as (subscriptions, heard),
+        publisher() as (sock, endpoint),
+    ):
+        subscriptions.add(endpoint)
+        await subscribed(sock)
+        sock.send_multipart([b"one", b"x" * 2000])
+        await subscribed(sock, 2 * len(TOPICS))  # unsubscribed, and here again
+        sock.send_multipart([b"one", b"x" * 900])
+        await until(lambda: bool(heard))
+        assert len(heard[0][1][1]) == 900
 
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (sock, endpoint):
-            subscriptions.add(endpoint)
-            await subscribed(sock)
-            sock.send_multipart([b"one", b"x" * 2000])
-            await subscribed(sock, 2 * len(TOPICS))  # unsubscribed, and here again
-            sock.send_multipart([b"one", b"x" * 900])
-            await until(lambda: bool(heard))
-            assert len(heard[0][1][1]) == 900
 
-    run(scene, message_bytes_max=1000)
-
-
-@run_by(run)
+@within(listener)
 async def test_a_port_that_speaks_something_else_is_left_alone(
     subscriptions: Subscriptions, heard: Heard
 ) -> None:
@@ -190,7 +186,7 @@ async def test_a_port_that_speaks_something_else_is_left_alone(
             await until(lambda: bool(heard))
 
 
-@run_by(run)
+@within(listener)
 async def test_a_peer_that_is_told_by_name(subscriptions: Subscriptions, heard: Heard) -> None:
     async with publisher() as (sock, endpoint):
         named = endpoint.replace("127.0.0.1", "other")
@@ -203,13 +199,12 @@ async def test_a_peer_that_is_told_by_name(subscriptions: Subscriptions, heard: 
         assert list(subscriptions) == ["tcp://metadata:80", named]
 
 
-def test_a_peer_with_several_addresses_is_heard_where_it_lives(
+async def test_a_peer_with_several_addresses_is_heard_where_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoint_follower, "ASK_AFTER_S", 0.01)
     monkeypatch.setattr(endpoint_follower, "ASK_AFTER_MAX_S", 0.02)
-
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+    async with listener() as (subscriptions, heard):
         named = f"tcp://several:{free_port()}"
         subscriptions.add(named)
         for number, host in enumerate(("127.0.0.1", "127.0.0.3", "127.0.0.1"), 1):
@@ -218,8 +213,6 @@ def test_a_peer_with_several_addresses_is_heard_where_it_lives(
                 sock.send_multipart([b"one", b"x"])
                 await until(lambda: len(heard) == number)
         assert heard == [(named, [b"one", b"x"])] * 3
-
-    run(scene)
 
 
 def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
@@ -280,12 +273,10 @@ async def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> N
     subscriptions.close()
 
 
-def test_replicas_have_the_descriptors_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_have_the_descriptors_that_others_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whoever leaves any to others finds none; a replica that nobody listens to is no replica."""
     monkeypatch.setattr(sockets, "descriptors_end", lambda kept: 0 if kept else sys.maxsize)
-
-    async def scene(subscriptions: Subscriptions, _heard: Heard) -> None:
-        async with publisher() as (_sock, endpoint):
-            subscriptions.add(endpoint)
-
-    run(scene)
+    async with listener() as (subscriptions, _), publisher() as (_sock, endpoint):
+        subscriptions.add(endpoint)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 from select_service.edge.config_reload import ConfigChange
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.api import Handler
 from select_service.edge.http.handlers.replicas import PeerRequest
 from select_service.edge.routing import Route
+from select_service.edge.security.tokens import SCOPES
 from select_service.types import (
     BatchRequest,
     LeaseRenewal,
@@ -27,7 +33,8 @@ from select_service.types import (
 from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
 from select_service.types.batches import SelectBatchRequest
 from select_service.types.workers import DrainRequest
-from tests.select_service.edge.serving import PROMPT, Wire, worker
+from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.select_service.edge.serving import PROMPT, Wire, listening, worker
 
 OURS, THEIRS, NOBODYS = "acme corp", "rival", "nobody"
 PATHS: Final = {"worker_id": "77", "reservation_id": "r-none", "lease_id": "l-none", "id": "d-none"}
@@ -71,15 +78,34 @@ def body_of(route: Route[Handler]) -> dict[str, Any] | None:
 async def ask(
     wire: Wire, route: Route[Handler], body: object, *lines: str, path: str = ""
 ) -> tuple[int, dict[str, str], bytes]:
-    """One answer, read whether it has a length or comes in pieces."""
-    wire.ask(route.method, path or path_of(route), body, *lines)
-    head = (await wire.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
-    if "content-length" in headers:
-        content = await wire.reader.readexactly(int(headers["content-length"]))
-    else:
-        content = b""
-        while size := int((await wire.reader.readuntil(b"\r\n")).strip(), 16):
-            content += (await wire.reader.readexactly(size + 2))[:-2]
-        await wire.reader.readexactly(2)
-    return int(head[0].split()[1]), headers, content
+    return await wire.exchange(route.method, path or path_of(route), body, *lines)
+
+
+def two_tenants(tmp_path: Path) -> TokenFile:
+    """Tokens of each, and of an operator without a tenant."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("theirs", *SCOPES, tenants=[THEIRS])
+    file.add("all", "admin")
+    return file
+
+
+class Asker:
+    """Asks on one connection, in the names of a token file or in none."""
+
+    def __init__(self, file: TokenFile, wire: Wire, port: int) -> None:
+        self.file, self.wire, self.port = file, wire, port
+
+    async def __call__(
+        self, who: str | None, method: str, path: str, body: object = None
+    ) -> tuple[int, Any]:
+        lines = () if who is None else (self.file.line(who),)
+        status, _, content = await self.wire.exchange(method, path, body, *lines)
+        return status, json.loads(content)
+
+
+@contextlib.asynccontextmanager
+async def asked_by(file: TokenFile, **settings: Any) -> AsyncIterator[tuple[Asker, Driver]]:
+    """A server that reads these tokens, and who asks it."""
+    async with listening(**file.setting, **settings) as (port, service, _):
+        yield Asker(file, await Wire.to(port), port), service

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import pytest
 from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver.driver import Driver
 from select_service.settings import Settings
-from tests import wait
 from tests.coroutines import within
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, add_worker, app_client, listening, worker
@@ -46,6 +47,13 @@ def file_of(tmp_path: Path) -> TokenFile:
     return file
 
 
+@contextlib.asynccontextmanager
+async def tenants_of(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Tenants, Driver]]:
+    file = file_of(tmp_path)
+    async with app_client(**file.setting, **settings) as (client, service):
+        yield Tenants(file, client), service
+
+
 def lease(number: int) -> tuple[str, str, dict[str, Any]]:
     return "POST", "/leases", {"owner": "o", "ttl_s": 60, "lease_id": f"l{number}"}
 
@@ -74,9 +82,7 @@ async def flood(tenants: Tenants, bound: str, made: Any, code: str, status: int)
 
 
 async def test_leases(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    async with app_client(**file.setting, leases_max=12) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, leases_max=12) as (tenants, service):
         held = await flood(tenants, "leases_max", lease, "too_many_leases", 503)
         assert held == 12 - 2 * 2
         for who in ("rival", "all"):
@@ -89,13 +95,11 @@ async def test_leases(tmp_path: Path) -> None:
 
 
 async def test_workers(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
 
     def made(number: int, tenant: str = ACME, at: int = 100) -> tuple[str, str, dict[str, Any]]:
         return "POST", "/workers", worker(at + number, tenant_id=tenant)
 
-    async with app_client(**file.setting, workers_max=12) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, workers_max=12) as (tenants, service):
         held = await flood(tenants, "workers_max", made, "too_many_workers", 409)
         assert held == 8
         for who, tenant, at in (("rival", RIVAL, 200), ("all", "default", 300)):
@@ -114,14 +118,12 @@ async def test_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bound", ["scopes_max", "event_sources_max"])
 async def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
-    file = file_of(tmp_path)
 
     async def register(tenants: Tenants, who: str, number: int, tenant: str) -> dict[str, Any]:
         spec = worker(number, tenant_id=tenant, model_name=f"m{number}")
         return (await tenants.ask(who, "POST", "/workers", spec)).json()  # type: ignore[no-any-return]
 
-    async with app_client(**file.setting, **{bound: 12}) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, **{bound: 12}) as (tenants, service):
         told: dict[str, Any] = {}
         for number in range(100, 120):
             told = await register(tenants, "acme", number, ACME)
@@ -147,9 +149,7 @@ async def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
 
 async def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> None:
     """Nor do they keep their own tenant from opening others."""
-    file = file_of(tmp_path)
-    async with app_client(**file.setting, scopes_max=12) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, scopes_max=12) as (tenants, service):
         for number in range(100, 160):
             spec = worker(number, tenant_id=ACME, model_name=f"m{number}")
             told = (await tenants.ask("acme", "POST", "/workers", spec)).json()
@@ -162,15 +162,13 @@ async def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["/reservations", "/select_and_reserve"])
 async def test_reservations(tmp_path: Path, path: str) -> None:
-    file = file_of(tmp_path)
 
     def made(number: int, tenant: str = ACME, at: int = 1) -> tuple[str, str, dict[str, Any]]:
         where = {"worker_id": at} if path == "/reservations" else {}
         named = {"reservation_id": f"r{number}", "tenant_id": tenant}
         return "POST", path, {**PROMPT, **where, **named}
 
-    async with app_client(**file.setting, reservations_max=12) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, reservations_max=12) as (tenants, service):
         add_worker(service, 1, tenant_id=ACME)
         add_worker(service, 2, tenant_id=RIVAL)
         add_worker(service, 3)
@@ -194,45 +192,37 @@ async def test_reservations(tmp_path: Path, path: str) -> None:
         service.core.check()
 
 
-def test_requests_that_wait(tmp_path: Path) -> None:
+async def test_requests_that_wait(tmp_path: Path) -> None:
     """They count as the reservations that they are to become."""
     file = file_of(tmp_path)
-
-    async def run(port: int, service: Driver) -> None:
+    body = {**PROMPT, "tenant_id": ACME}
+    async with (
+        listening(**file.setting, reservations_max=12) as (port, service, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        asyncio.TaskGroup() as group,
+    ):
         add_worker(service, 1, tenant_id=ACME, max_inflight=1, max_queued=100)
         add_worker(service, 2, tenant_id=RIVAL)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            tenants = Tenants(file, client)
-            async with asyncio.TaskGroup() as group:
-                waits = [
-                    group.create_task(tenants.ask("acme", "POST", "/select_and_reserve", body))
-                    for body in (
-                        {**PROMPT, "tenant_id": ACME, "reservation_id": f"r{number}"}
-                        for number in range(8)
-                    )
-                ]
-                await until(lambda: service.core.lifecycle.bookings.expected == 8)
-                more = {**PROMPT, "tenant_id": ACME, "reservation_id": "more"}
-                answer = await tenants.ask("acme", "POST", "/select_and_reserve", more)
-                assert answer.json()["code"] == "too_many_reservations"
-                more["tenant_id"] = RIVAL
-                answer = await tenants.ask("rival", "POST", "/select_and_reserve", more)
-                assert answer.status_code == 200
-                service.core.check()
-                for one in waits:
-                    one.cancel()
-
-    async def all_of_it() -> None:
-        async with listening(**file.setting, reservations_max=12) as (port, service, _):
-            await run(port, service)
-
-    wait.run(all_of_it())
+        tenants = Tenants(file, client)
+        bodies = [body | {"reservation_id": f"r{number}"} for number in range(8)]
+        waits = [
+            group.create_task(tenants.ask("acme", "POST", "/select_and_reserve", one))
+            for one in bodies
+        ]
+        await until(lambda: service.core.lifecycle.bookings.expected == 8)
+        more = body | {"reservation_id": "more"}
+        answer = await tenants.ask("acme", "POST", "/select_and_reserve", more)
+        assert answer.json()["code"] == "too_many_reservations"
+        more["tenant_id"] = RIVAL
+        answer = await tenants.ask("rival", "POST", "/select_and_reserve", more)
+        assert answer.status_code == 200
+        service.core.check()
+        for one in waits:
+            one.cancel()
 
 
 async def test_dumps(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    async with app_client(**file.setting, dumps_max=12) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, dumps_max=12) as (tenants, service):
         under_way = [service.dump(frozenset({ACME}), ACME) for _ in range(8)]
         answer = await tenants.ask("acme", "GET", "/dump")
         assert (answer.status_code, answer.json()["code"]) == (503, "too_many_dumps")
@@ -245,10 +235,10 @@ async def test_dumps(tmp_path: Path) -> None:
 
 async def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
     """Who ends very many forgets its own."""
-    file = file_of(tmp_path)
-    chosen = {**file.setting, "freed_ids_max": 12, "ended_leases_max": 12, "lease_reopen_s": 0.0}
-    async with app_client(**chosen) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, freed_ids_max=12, ended_leases_max=12, lease_reopen_s=0.0) as (
+        tenants,
+        service,
+    ):
         add_worker(service, 1, tenant_id=ACME)
         add_worker(service, 2, tenant_id=RIVAL)
 
@@ -281,10 +271,7 @@ async def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
 
 
 async def test_sessions(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    chosen = {**file.setting, "sessions_max": 12, "session_ttl_s": 600.0}
-    async with app_client(**chosen) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, sessions_max=12, session_ttl_s=600.0) as (tenants, service):
         for number, tenant in enumerate((ACME, RIVAL), 1):
             add_worker(service, number, tenant_id=tenant)
         asked = {**PROMPT, "tenant_id": RIVAL, "session_id": "s"}
@@ -301,9 +288,7 @@ async def test_sessions(tmp_path: Path) -> None:
 
 
 async def test_decisions(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    async with app_client(**file.setting, decision_ring=16) as (client, service):
-        tenants = Tenants(file, client)
+    async with tenants_of(tmp_path, decision_ring=16) as (tenants, service):
         for number, tenant in enumerate((ACME, RIVAL, "default"), 1):
             add_worker(service, number, tenant_id=tenant)
 
@@ -336,7 +321,7 @@ async def test_decisions(tmp_path: Path) -> None:
         # another tenant enters the file: who had a ring as large as it has now keeps it
         security = service.security
         assert security is not None
-        file.drop("acme")
+        tenants.file.drop("acme")
         security.prepare()()
         service.core.check()
         await select("all", ACME, "later")

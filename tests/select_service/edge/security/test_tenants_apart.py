@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from select_service.edge.http.routes import ROUTES
-from select_service.edge.routing import OPEN, Route
+from select_service.edge.routing import OPEN
 from select_service.edge.security.tokens import SCOPES
 from select_service.edge.tenancy.tenant_ids import prefix_of
 from tests.select_service.edge.security.askers import (
@@ -21,58 +20,33 @@ from tests.select_service.edge.security.askers import (
     PATHS,
     THEIRS,
     ask,
+    asked_by,
     body_of,
     path_of,
+    two_tenants,
 )
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening, worker
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, worker
 from tests.wait import until
 
 
 async def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
     """What is refused for being another's is refused as what does not exist, to the letter."""
-    file = TokenFile(tmp_path / "tokens")
-    ours = file.add("ours", *SCOPES, tenants=[OURS])
-    file.add("theirs", *SCOPES, tenants=[THEIRS])
-    file.add("all", "admin")
-    asked = 0
-    chosen = {**file.setting, "shadow_weights": {"temperature": 0.0}}
-    async with listening(**chosen) as (port, service, _):
+    file, asked = two_tenants(tmp_path), 0
+    async with asked_by(file, shadow_weights={"temperature": 0.0}) as (do, service):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
-        wire = await Wire.to(port)
+        wire = do.wire
         book = {"worker_id": 2, "tenant_id": THEIRS, "selection_id": "s-theirs", **PROMPT}
-        for name, reservation_id in (("theirs", "r-theirs"), ("all", "r-plain")):
-            assert (
-                await wire.status(
-                    "POST",
-                    "/reservations",
-                    {"reservation_id": reservation_id, **book},
-                    file.line(name),
-                )
-                == 201
-            )
-        assert (
-            await wire.status(
-                *("POST", "/leases", {"owner": "o", "ttl_s": 60, "lease_id": "l-theirs"}),
-                file.line("theirs"),
-            )
-            == 201
-        )
+        for name, reservation_id in (("theirs", "r-theirs"), ("all", "r-plain"), ("all", "r-gone")):
+            booking = {"reservation_id": reservation_id, **book}
+            assert (await do(name, "POST", "/reservations", booking))[0] == 201
+        assert (await do("all", "DELETE", "/reservations/r-gone"))[0] == 200
+        lease = {"owner": "o", "ttl_s": 60, "lease_id": "l-theirs"}
+        assert (await do("theirs", "POST", "/leases", lease))[0] == 201
         ask_theirs = {"tenant_id": THEIRS, "selection_id": "d-theirs", **PROMPT}
-        assert await wire.status("POST", "/select", ask_theirs, file.line("all")) == 200
-        assert (
-            await wire.status("POST", "/select", {"tenant_id": OURS, **PROMPT}, file.line("ours"))
-            == 200
-        )
-        for freed in ("r-gone",):
-            await wire.exchange(
-                *("POST", "/reservations", {**book, "reservation_id": freed}), file.line("all")
-            )
-            assert (
-                await wire.status("DELETE", f"/reservations/{freed}", None, file.line("all")) == 200
-            )
-
+        assert (await do("all", "POST", "/select", ask_theirs))[0] == 200
+        assert (await do("ours", "POST", "/select", {"tenant_id": OURS, **PROMPT}))[0] == 200
         theirs: dict[str, tuple[str, ...]] = {
             "worker_id": ("2",),
             "reservation_id": ("r-theirs", "r-plain", "s-theirs", "r-gone", "rival:r-theirs"),
@@ -124,26 +98,15 @@ async def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
         assert service.security is not None
         assert service.security.authority is not None
         assert service.security.authority.foreign > 0
-        assert json.loads(
-            (await wire.exchange("GET", "/leases", None, f"authorization: Bearer {ours}"))[2]
-        ) == {"leases": [], "total": 0}
+        assert (await do("ours", "GET", "/leases"))[1] == {"leases": [], "total": 0}
     assert asked > 15
 
 
 async def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
     """The same ids may be used by two tenants, and each reaches its own by them."""
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", *SCOPES, tenants=[OURS])
-    file.add("theirs", *SCOPES, tenants=[THEIRS])
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
-        wire = await Wire.to(port)
-
-        async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-            status, _, content = await wire.exchange(method, path, body, file.line(name))
-            return status, json.loads(content)
-
         for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
             lease = {"owner": "me", "ttl_s": 60, "lease_id": "L"}
             status, record = await do(name, "POST", "/leases", lease)
@@ -161,31 +124,15 @@ async def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
             assert (one["total"], one["leases"][0]["lease_id"]) == (1, "L")
             assert one["leases"][0]["reservations"] == 1
         assert len(service.core.lifecycle.bookings) == 2
-        assert await do("ours", "POST", "/reservations/r/output_block", {}) == (
-            200,
-            {"status": "ok"},
-        )
-        assert await do("ours", "POST", "/reservations/s/prefill_complete") == (
-            200,
-            {"status": "ok"},
-        )
+        for path in ("r/output_block", "s/prefill_complete"):
+            told = await do("ours", "POST", f"/reservations/{path}", {})
+            assert told == (200, {"status": "ok"})
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200, "repeatable"
         assert len(service.core.lifecycle.bookings) == 1
-        results = (
-            await do(
-                "theirs",
-                "POST",
-                "/reservations/batch",
-                {
-                    "operations": [
-                        {"op": "free", "reservation_id": "acme%20corp:r"},
-                        {"op": "free", "reservation_id": "r"},
-                        {"op": "free", "reservation_id": "r"},
-                    ]
-                },
-            )
-        )[1]["results"]
+        names = ("acme%20corp:r", "r", "r")
+        frees = {"operations": [{"op": "free", "reservation_id": name} for name in names]}
+        results = (await do("theirs", "POST", "/reservations/batch", frees))[1]["results"]
         assert [one["status"] for one in results] == [404, 200, 200]
         assert results[0]["error"] == "reservation acme%20corp:r not found"
         assert (await do("theirs", "DELETE", "/leases/L"))[0] == 200
@@ -206,50 +153,31 @@ async def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(
     file = TokenFile(tmp_path / "tokens")
     file.add("ours", "lifecycle", tenants=["other", OURS])
     file.add("all", "admin")
-    async with listening(**file.setting) as (port, service, _):
+    booking = {"reservation_id": "r", "worker_id": 1, "tenant_id": OURS, **PROMPT}
+    async with asked_by(file) as (do, service):
         add_worker(service, 1, tenant_id=OURS)
-        wire = await Wire.to(port)
-        assert (
-            await wire.status(
-                *("POST", "/reservations"),
-                {"reservation_id": "plain", "worker_id": 1, "tenant_id": OURS, **PROMPT},
-                file.line("all"),
-            )
-            == 201
-        )
-        assert await wire.status("DELETE", "/reservations/plain", None, file.line("ours")) == 200
+        assert (await do("all", "POST", "/reservations", booking))[0] == 201
+        assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200
         assert not len(service.core.lifecycle.bookings)
         # of two tenants' tokens, each finds what the other booked for the tenant they share
         file.add("narrow", *SCOPES, tenants=[OURS])
         assert service.security is not None
         service.security.prepare()()
-        assert (
-            await wire.status(
-                *("POST", "/reservations"),
-                {"reservation_id": "r", "worker_id": 1, "tenant_id": OURS, **PROMPT},
-                file.line("narrow"),
-            )
-            == 201
-        )
-        assert await wire.status("DELETE", "/reservations/r", None, file.line("ours")) == 200
-        assert await wire.status("DELETE", "/reservations/r", None, file.line("ours")) == 200
+        booking["reservation_id"] = "s"
+        assert (await do("narrow", "POST", "/reservations", booking))[0] == 201
+        for _ in range(2):
+            assert (await do("ours", "DELETE", "/reservations/s"))[0] == 200
 
 
 async def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
     """Clients that are not bound may choose any name, and may pass on what theirs have chosen."""
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", *SCOPES, tenants=[OURS])
-    file.add("all", "admin")
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 2, tenant_id=THEIRS)
-        wire = await Wire.to(port)
         body = {"reservation_id": "acme%20corp:r", "worker_id": 2, "tenant_id": THEIRS, **PROMPT}
-        assert await wire.status("POST", "/reservations", body, file.line("all")) == 201
+        assert (await do("all", "POST", "/reservations", body))[0] == 201
         for method, path in (("DELETE", "r"), ("POST", "r/prefill_complete")):
-            status, _, content = await wire.exchange(
-                method, f"/reservations/{path}", None, file.line("ours")
-            )
-            assert (status, json.loads(content)["error"]) == (404, "reservation r not found")
+            status, told = await do("ours", method, f"/reservations/{path}")
+            assert (status, told["error"]) == (404, "reservation r not found")
         assert len(service.core.lifecycle.bookings) == 1
 
 
@@ -262,19 +190,9 @@ def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
 
 
 async def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", *SCOPES, tenants=[OURS])
-    file.add("theirs", *SCOPES, tenants=[THEIRS])
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
-        wire = await Wire.to(port)
-
-        async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-            route: Route[Any] = Route(method, path, None)
-            status, _, content = await ask(wire, route, body, file.line(name))
-            return status, json.loads(content)
-
         ids = {"reservation_id": "r", "selection_id": "s"}
         for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
             booking = {"tenant_id": tenant, "explain": True, **ids, **PROMPT}
@@ -302,113 +220,70 @@ async def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> N
 
 async def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:
     """Numbers of workers are the process's; that one is taken is all there is to learn."""
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", "catalog", tenants=[OURS])
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 2, tenant_id=THEIRS)
-        wire = await Wire.to(port)
-        status, _, content = await wire.exchange(
-            "POST", "/workers", worker(2, tenant_id=OURS), file.line("ours")
-        )
-        assert (status, json.loads(content)["error"]) == (409, "worker id 2 is not free")
+        status, told = await do("ours", "POST", "/workers", worker(2, tenant_id=OURS))
+        assert (status, told["error"]) == (409, "worker id 2 is not free")
         known = service.core.catalog.find(2)
         assert known is not None
         assert known.scope.tenant_id == THEIRS
-        wire.ask("POST", "/workers", worker(3), file.line("ours"))  # the tenant `default`
-        assert (await wire.answer())[0] == 404
-        assert (
-            await wire.status("POST", "/workers", worker(3, routing_group=OURS), file.line("ours"))
-            == 201
-        )
+        assert (await do("ours", "POST", "/workers", worker(3)))[0] == 404  # the tenant `default`
+        assert (await do("ours", "POST", "/workers", worker(3, routing_group=OURS)))[0] == 201
 
 
 async def test_ready_tells_strangers_little_and_tenants_their_own(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", "read", tenants=[OURS])
-    file.add("all", "read")
+    file = two_tenants(tmp_path)
     file.add("blind", "select")
-    async with listening(**file.setting) as (port, service, _):
-        wire = await Wire.to(port)
-        assert await wire.status("GET", "/ready") == 503
+    async with asked_by(file) as (do, service):
+        assert (await do(None, "GET", "/ready"))[0] == 503
         add_worker(service, 1, tenant_id=OURS)
         add_worker(service, 2, tenant_id=THEIRS)
-        status, _, content = await wire.exchange("GET", "/ready")
-        assert (status, content) == (200, b'{"ready":true}')
-        shown = json.loads((await wire.exchange("GET", "/ready", None, file.line("ours")))[2])
+        assert await do(None, "GET", "/ready") == (200, {"ready": True})
+        assert (await do("blind", "GET", "/ready"))[1] == {"ready": True}
+        shown = (await do("ours", "GET", "/ready"))[1]
         assert [one["worker_id"] for one in shown["workers"]] == [1]
         assert shown["schedulable_workers"] == 1
-        assert (
-            json.loads((await wire.exchange("GET", "/ready", None, file.line("all")))[2])[
-                "schedulable_workers"
-            ]
-            == 2
-        )
-        assert (await wire.exchange("GET", "/ready", None, file.line("blind")))[
-            2
-        ] == b'{"ready":true}'
-        for lines, status in (
-            ((), 401),
-            ((file.line("blind"),), 403),
-            ((file.line("ours"),), 403),
-            ((file.line("all"),), 200),
-        ):
-            assert await wire.status("GET", "/ready?verbose=true", None, *lines) == status
+        assert (await do("all", "GET", "/ready"))[1]["schedulable_workers"] == 2
+        for who, status in ((None, 401), ("blind", 403), ("ours", 403), ("all", 200)):
+            assert (await do(who, "GET", "/ready?verbose=true"))[0] == status
 
 
 async def test_a_request_that_waits_is_answered_under_its_clients_names(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", *SCOPES, tenants=[OURS])
-    async with listening(**file.setting, max_queued_default=8) as (port, service, _):
+    file = two_tenants(tmp_path)
+    async with asked_by(file, max_queued_default=8) as (do, service):
         add_worker(service, 1, tenant_id=OURS, max_inflight=1)
-        first, second = await Wire.to(port), await Wire.to(port)
+        second = await Wire.to(do.port)
         ask = {"tenant_id": OURS, **PROMPT}
-        assert (
-            await first.status(
-                "POST", "/select_and_reserve", ask | {"reservation_id": "1"}, file.line("ours")
-            )
-            == 200
-        )
+        first = await do("ours", "POST", "/select_and_reserve", ask | {"reservation_id": "1"})
+        assert first[0] == 200
         second.ask("POST", "/select_and_reserve", ask | {"reservation_id": "2"}, file.line("ours"))
         await until(lambda: any(one.pending_count for one in service.core.partitions.values()))
-        assert await first.status("DELETE", "/reservations/1", None, file.line("ours")) == 200
+        assert (await do("ours", "DELETE", "/reservations/1"))[0] == 200
         status, _, content = await second.answer()
         assert (status, json.loads(content)["reservation_id"]) == (200, "2")
 
 
 async def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", *SCOPES, tenants=[OURS])
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 1, tenant_id=OURS, role="prefill")
         add_worker(service, 2, tenant_id=OURS, role="decode")
-        wire = await Wire.to(port)
         ask = {"tenant_id": OURS, "reservation_id": "pair", **PROMPT}
-        status, _, content = await wire.exchange("POST", "/select_pair", ask, file.line("ours"))
-        answer = json.loads(content)
+        status, answer = await do("ours", "POST", "/select_pair", ask)
         assert (status, answer["reservation_id"]) == (200, "pair"), answer
         assert answer["decode"]["reservation_id"] == "pair:decode"
         assert answer["prefill"]["reservation_id"] == "pair:prefill"
         for path in ("pair/prefill_complete", "pair:decode/output_block"):
-            assert await wire.status("POST", f"/reservations/{path}", {}, file.line("ours")) == 200
-        assert await wire.status("DELETE", "/reservations/pair", None, file.line("ours")) == 200
+            assert (await do("ours", "POST", f"/reservations/{path}", {}))[0] == 200
+        assert (await do("ours", "DELETE", "/reservations/pair"))[0] == 200
         assert not len(service.core.lifecycle.bookings)
 
 
 async def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
     """A repeat is answered from what was kept: under the tenant's name, and so to its client."""
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", "select", tenants=[OURS])
-    async with listening(**file.setting) as (port, service, _):
+    async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 1, tenant_id=OURS)
-        wire = await Wire.to(port)
-        assert (
-            await wire.status(
-                *("POST", "/select_and_reserve"),
-                {"tenant_id": OURS, "reservation_id": "r", **PROMPT},
-                file.line("ours"),
-            )
-            == 200
-        )
+        asked = {"tenant_id": OURS, "reservation_id": "r", **PROMPT}
+        assert (await do("ours", "POST", "/select_and_reserve", asked))[0] == 200
         booking = service.core.lifecycle.bookings.live("acme%20corp:r")
         assert booking is not None
         assert msgspec.to_builtins(booking.answer)["reservation_id"] == "acme%20corp:r"
