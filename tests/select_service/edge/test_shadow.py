@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from select_service.edge.driver.driver import Driver
 from tests.coroutines import within
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
-from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import Wire, add_worker, app_client, listening
+from tests.select_service.edge.security.askers import OURS, THEIRS, asked_by, two_tenants
+from tests.select_service.edge.serving import add_worker, app_client
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
@@ -95,15 +94,11 @@ async def test_the_other_policy_looks_on() -> None:
     async with app_client(shadow_weights=other, shadow_sample=1.0) as (client, service):
         for worker_id in (1, 2):
             add_worker(service, worker_id)
-        wide = {"reservation_id": "wide", "worker_id": 1, "isl_tokens": 16}
-        assert (
-            await client.post("/reservations", json=wide | {"sequence_hashes": [91, 92, 93]})
-        ).status_code == 201
+        for name, worker_id, hashes in (("wide", 1, [91, 92, 93]), ("short", 2, [94])):
+            body = {"reservation_id": name, "worker_id": worker_id, "isl_tokens": 16}
+            answer = await client.post("/reservations", json=body | {"sequence_hashes": hashes})
+            assert answer.status_code == 201
         assert (await client.post("/reservations/wide/prefill_complete")).is_success
-        short = {"reservation_id": "short", "worker_id": 2, "isl_tokens": 16}
-        assert (
-            await client.post("/reservations", json=short | {"sequence_hashes": [94]})
-        ).status_code == 201
         answer = await client.post("/select", json=BODY | {"explain": True})
         assert answer.json()["worker_id"] == 2
         told = answer.json()["decision"]["shadow"]
@@ -201,30 +196,19 @@ async def test_it_comes_and_goes_while_the_service_runs(
 
 
 async def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("ours", "read", "select", tenants=["ours"])
-    file.add("all", "read", "select")
-    async with listening(**file.setting, **ON) as (port, service, _):
-        for worker_id, tenant in enumerate(("ours", "ours", "theirs", "theirs"), 1):
+    async with asked_by(two_tenants(tmp_path), **ON) as (do, service):
+        for worker_id, tenant in enumerate((OURS, OURS, THEIRS, THEIRS), 1):
             add_worker(service, worker_id, tenant_id=tenant)
-        wire = await Wire.to(port)
-
-        async def ask(who: str, path: str) -> Any:
-            status, _, told = await wire.exchange("GET", path, None, file.line(who))
-            assert status == 200
-            return json.loads(told)
-
-        for tenant in ("ours", "theirs", "theirs"):
-            assert (
-                await wire.status("POST", "/select", BODY | {"tenant_id": tenant}, file.line("all"))
-                == 200
-            )
-        told = await ask("ours", "/shadow")
-        assert [one["tenant_id"] for one in told["scopes"]] == ["ours"]
+        for tenant in (OURS, THEIRS, THEIRS):
+            assert (await do("all", "POST", "/select", BODY | {"tenant_id": tenant}))[0] == 200
+        status, told = await do("ours", "GET", "/shadow")
+        assert status == 200
+        assert [one["tenant_id"] for one in told["scopes"]] == [OURS]
         assert (told["total"]["scored"], told["scopes_total"]) == (1, 1)
         assert "cost_s" not in told, "that is of all"
-        assert (await ask("ours", "/shadow?tenant_id=theirs"))["total"]["scored"] == 0
-        everything = await ask("all", "/shadow")
+        others = (await do("ours", "GET", f"/shadow?tenant_id={THEIRS}"))[1]
+        assert others["total"]["scored"] == 0
+        everything = (await do("all", "GET", "/shadow"))[1]
         assert (everything["total"]["scored"], everything["scopes_total"]) == (3, 2)
         assert everything["cost_s"] > 0.0
-        assert len((await ask("all", "/shadow?limit=1"))["scopes"]) == 1
+        assert len((await do("all", "GET", "/shadow?limit=1"))[1]["scopes"]) == 1

@@ -21,14 +21,22 @@ def text_of(*ids: int) -> str:
     return json.dumps([{"worker_id": i, "endpoint": f"http://w{i}"} for i in ids])
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "workers.json"
+
+
+@pytest.fixture
+def source(path: Path) -> WorkersFile:
+    return WorkersFile(str(path), 0.01)
+
+
 def look(source: WorkersFile) -> set[int] | None:
     asyncio.run(source.look())
     return None if source.latest is None else set(source.latest)
 
 
-def test_it_is_followed_as_it_changes(tmp_path: Path) -> None:
-    path = tmp_path / "workers.json"
-    source = WorkersFile(str(path), 0.01)
+def test_it_is_followed_as_it_changes(path: Path, source: WorkersFile) -> None:
     with pytest.raises(SourceFailed) as failure:
         look(source)
     assert (failure.value.kind, source.latest) == ("unreadable", None)
@@ -42,9 +50,10 @@ def test_it_is_followed_as_it_changes(tmp_path: Path) -> None:
     assert look(source) == set()
 
 
-def test_an_atomic_replacement_is_seen_even_with_the_same_size_and_time(tmp_path: Path) -> None:
-    path, new = tmp_path / "workers.json", tmp_path / "new"
-    source = WorkersFile(str(path), 0.01)
+def test_an_atomic_replacement_is_seen_even_with_the_same_size_and_time(
+    path: Path, source: WorkersFile, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
     path.write_text(text_of(1))
     about = path.stat()
     assert look(source) == {1}
@@ -87,9 +96,7 @@ def test_a_file_that_is_replaced_as_it_is_read_is_read_again(
         '[{"worker_id": 1, "block_size": "16"}]',
     ],
 )
-def test_a_bad_file_keeps_the_last_good_state(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "workers.json"
-    source = WorkersFile(str(path), 0.01)
+def test_a_bad_file_keeps_the_last_good_state(path: Path, source: WorkersFile, text: str) -> None:
     path.write_text(text_of(1))
     look(source)
     path.write_text(text)
@@ -142,11 +149,9 @@ def test_a_file_changed_anywhere_loses_no_worker(tmp_path: Path, harm: Harm) -> 
 
 
 def test_members_that_no_worker_has_are_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, source: WorkersFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A misspelled limit was no limit, and nobody said so."""
-    path = tmp_path / "workers.json"
-    source = WorkersFile(str(path), 0.01)
     for number, form in enumerate(("[%s]", '{"workers": [%s]}', '{"workers": [%s], "more": 1}')):
         endpoint = "http://w" + "1" * number
         text = form % f'{{"worker_id": 1, "endpoint": "{endpoint}", "max_num_seq": 8}}'

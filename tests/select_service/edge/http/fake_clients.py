@@ -19,6 +19,7 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import http_protocol
+from select_service.settings import Settings
 from tests.select_service.edge.serving import HOST, PROMPT, SETTINGS, add_worker
 from tests.wait import run, until
 
@@ -167,18 +168,25 @@ class Rig:
         return [one for one in others if "run(" in one or "take_steps(" in one]
 
 
+def unopened(
+    service: Driver, settings: Settings = SETTINGS, limits: ConnectionLimits = LIMITS
+) -> Callable[[], HttpConnection]:
+    """Make connections of one server, which nobody has opened yet."""
+    application = create_application(service, settings)[0]
+    made, state = http_protocol(application, limits, Connections()), ServerState()
+    return lambda: made(uvicorn.Config(application), state, {})
+
+
 @contextlib.asynccontextmanager
 async def rig(**settings: Any) -> AsyncIterator[Rig]:
     chosen = replace(SETTINGS, **settings)
     service = create_driver(chosen)
     await service.start()
-    application = create_application(service, chosen)[0]
-    kind = http_protocol(application, LIMITS, Connections())
-    state = ServerState()
+    connection = unopened(service, chosen)
 
     def connect() -> FakeClient:
         client = FakeClient()
-        client.connection = kind(uvicorn.Config(application), state, {})
+        client.connection = connection()
         client.connection.connection_made(client)
         return client
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
-from select_service.edge.app import create_application, create_driver
+from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.traffic import Connections
-from select_service.edge.server import Server, http_protocol
+from select_service.edge.server import Server
 from tests.coroutines import within
+from tests.select_service.edge.http.fake_clients import unopened
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, listening
 from tests.wait import until
 
@@ -176,12 +175,10 @@ async def test_one_offer_of_another_protocol_behind_the_other(
 
 async def test_a_reserve_of_those_who_are_served() -> None:
     """Nobody is sent away to whom an answer is owed."""
-    protocols = [alone(NoTransport()) for _ in range(RESERVED_MAX + 2)]
-    counts, first = protocols[0].counts, NoTransport()
-    for one in protocols:
-        type(one).counts = counts
-        one.server_state = protocols[0].server_state
-    protocols[0].connection_made(first)
+    made = alone()
+    protocols = [made() for _ in range(RESERVED_MAX + 2)]
+    counts = protocols[0].counts
+    protocols[0].connection_made(NoTransport())
     transports = [NoTransport() for _ in protocols[1:]]
     for one, transport in zip(protocols[1:-1], transports, strict=False):
         one.connection_made(transport)
@@ -265,22 +262,10 @@ class NoTransport(asyncio.Transport):
         return self.closed
 
 
-def alone(transport: NoTransport) -> HttpConnection:
-    limits = ConnectionLimits(
-        header_timeout_s=1,
-        body_timeout_s=1,
-        connections_max=1,
-        head_bytes_max=1 << 16,
-        header_lines_max=128,
-        connections_per_address_max=1,
-        tls_handshakes_max=1,
-        unread_bytes_max=1 << 20,
-        descriptors_kept=0,
-    )
-
-    application = create_application(create_driver(SETTINGS), SETTINGS)[0]
-    made = http_protocol(application, limits, Connections())
-    return made(config=uvicorn.Config(application), server_state=ServerState(), app_state={})
+def alone() -> Callable[[], HttpConnection]:
+    """Make connections of a server for one."""
+    limits = ConnectionLimits(1, 1, 1, 1 << 16, 128, 1, 1, 1 << 20, 0)
+    return unopened(create_driver(SETTINGS), limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +290,7 @@ async def test_nonsense_behind_requests_that_wait(
 
 async def test_after_a_refusal_nothing_is_heard() -> None:
     transport = NoTransport()
-    protocol = alone(transport)
+    protocol = alone()()
     protocol.connection_made(transport)
     protocol.data_received(b"NONSENSE\r\n\r\n")
     assert transport.ended

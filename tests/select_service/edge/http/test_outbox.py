@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-import uvicorn
 from typing_extensions import override
-from uvicorn.server import ServerState
 
-from select_service.edge.app import create_application, create_driver
+from select_service.edge.app import create_driver
 from select_service.edge.codec.responses import Response
-from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection
-from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.traffic import Connections
-from select_service.edge.server import http_protocol
+from select_service.edge.http.connection import ANSWERS_MAX
+from tests.select_service.edge.http.fake_clients import unopened
 from tests.select_service.edge.serving import SETTINGS
-
-LIMITS = ConnectionLimits(1.0, 1.0, 100, 1 << 16, 128, 100, 100, 1 << 20, 0)
 
 
 class _Sent(asyncio.Transport):
@@ -37,31 +30,16 @@ class _Sent(asyncio.Transport):
         return self.closing
 
 
-def _connected() -> Callable[[_Sent], HttpConnection]:
-    application = create_application(create_driver(SETTINGS), SETTINGS)[0]
-    made = http_protocol(application, LIMITS, Connections())
-    state = ServerState()
-
-    def connect(transport: _Sent) -> HttpConnection:
-        connection = made(uvicorn.Config(application), state, {})
-        connection.connection_made(transport)
-        return connection
-
-    return connect
-
-
 async def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
     said: list[tuple[str, bytes]] = []
-    connect = _connected()
-    gone_one = _Sent(said, "gone")
-    one, other, gone = (
-        connect(_Sent(said, "one")),
-        connect(_Sent(said, "other")),
-        connect(gone_one),
-    )
-    for connection, body in ((one, b"1"), (other, b"2"), (gone, b"3"), (one, b"4")):
-        connection.write_answer(Response(200, body))
-    gone_one.closing = True
+    connection = unopened(create_driver(SETTINGS))
+    ends = [_Sent(said, name) for name in ("one", "other", "gone")]
+    one, other, gone = [connection() for _ in ends]
+    for made, end in zip((one, other, gone), ends, strict=True):
+        made.connection_made(end)
+    for made, body in ((one, b"1"), (other, b"2"), (gone, b"3"), (one, b"4")):
+        made.write_answer(Response(200, body))
+    ends[-1].closing = True
     assert said == []
     await asyncio.sleep(0)
     assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
@@ -71,7 +49,8 @@ async def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
 
 async def test_not_many_answers_wait_for_the_others() -> None:
     said: list[tuple[str, bytes]] = []
-    connection = _connected()(_Sent(said, "one"))
+    connection = unopened(create_driver(SETTINGS))()
+    connection.connection_made(_Sent(said, "one"))
     for _ in range(ANSWERS_MAX + 1):
         connection.write_answer(Response(200, b"x"))
     assert len(said) == ANSWERS_MAX

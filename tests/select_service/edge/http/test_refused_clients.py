@@ -123,7 +123,7 @@ async def test_a_refused_client_that_stays_does_not_delay_the_end(
 
 async def test_a_client_that_reads_again_in_time() -> None:
     transport = NoTransport()
-    protocol = alone(transport)
+    protocol = alone()()
     protocol.connection_made(transport)
     protocol.pause_writing()
     protocol.resume_writing()

@@ -12,20 +12,12 @@ from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_slow_readers import slow
 from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.select_service.edge.security.test_tenant_shares import ACME, RIVAL, file_of
 from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
-ACME, RIVAL = "acme corp", "rival"
 MOST = 12
 PART = 2  # of twelve, half in three parts
-
-
-def file_of(tmp_path: Path) -> TokenFile:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("acme", "admin", tenants=[ACME])
-    file.add("rival", "admin", tenants=[RIVAL])
-    file.add("all", "admin")
-    return file
 
 
 def counts_of(server: Server) -> Connections:
