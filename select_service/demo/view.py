@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -53,15 +53,6 @@ class Board:
     latency_p50_s: float
     rows: Sequence[BoardRow]
     decisions: Sequence[DecisionLine]
-
-
-class View(Protocol):
-    """Somewhere to show boards."""
-
-    def __enter__(self) -> object: ...
-    def __exit__(self, *exc_info: object) -> None: ...
-    def show(self, board: Board) -> None:
-        """Show a new picture."""
 
 
 class LiveTable:

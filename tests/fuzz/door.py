@@ -18,12 +18,12 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 
 from select_service.edge.config_reload import ConfigChange
-from select_service.edge.http.openapi import describe
 from select_service.edge.routing import Route
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack
 from tests.live.ports import free_port
+from tests.select_service.edge.http.openapi_made import describe
 from tests.select_service.edge.serving import Wire, add_worker, listening
 from tests.sliced import answer_of
 from tests.wait import PATIENCE_S

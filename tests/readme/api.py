@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from tests.readme.document import DOCS, REFERENCE, anchor
+from tests.select_service.edge.http.openapi_made import describe
 
 if TYPE_CHECKING:
     from select_service.edge.http.api import Handler

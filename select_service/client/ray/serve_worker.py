@@ -23,12 +23,11 @@ from select_service.client.core.problems import ClientError
 from select_service.client.ray.client_pool import client_pool_for
 from select_service.client.ray.registry import BEAT_S, NAMESPACE, SelectorRegistry
 from select_service.errors import ServiceError
-from select_service.types import BatchAnswer, WorkerSpec
+from select_service.types import WorkerSpec
+from select_service.types.reservations import BatchPrefillComplete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-
-    from select_service.types import OperationResult
 
 _log = logging.getLogger("select_service.client")
 
@@ -236,14 +235,12 @@ class ServeWorker:
 
 
 async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, int | None]:
-    operations = [
-        {"op": "prefill_complete", "reservation_id": name}
-        | ({} if cached is None else {"cached_tokens": cached})
-        for name, cached in said.items()
-    ]
-    body: dict[str, object] = {"operations": operations}
-    answer = await client.call("POST", "/reservations/batch", body, BatchAnswer)
-    results: Sequence[OperationResult] = answer.results
+    results = await client.batch(
+        [
+            BatchPrefillComplete(reservation_id=name, cached_tokens=cached)
+            for name, cached in said.items()
+        ]
+    )
     return {
         name: cached
         for (name, cached), one in zip(said.items(), results, strict=True)

@@ -105,11 +105,7 @@ def _refuse_length(route: Route[Handler], limit: int) -> bytes:
     """
     if route.body_lenient:
         return b""  # a computed prompt must not stay booked because of an irrelevant body
-    raise _too_large(limit)
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")
+    raise BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")
 
 
 _log = logging.getLogger("select_service.http")

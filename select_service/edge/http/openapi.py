@@ -216,26 +216,13 @@ class Problem(msgspec.Struct):
     decision: Decision | msgspec.UnsetType = msgspec.UNSET
 
 
-def describe(overload_status: int = 503, *, with_tokens: bool = True) -> bytes:
-    """Render the document of a service whose refusals for load have this status.
+def describing(overload_status: int, *, with_tokens: bool) -> Generator[None, None, bytes]:
+    """Render the document, in steps of a type or a route; 30 ms in total, a few per step at most.
 
     Args:
         overload_status: what it answers under load.
         with_tokens: whether it asks for tokens (`--token-file`).
     """
-    making = describing(overload_status, with_tokens=with_tokens)
-    while True:
-        try:
-            next(making)
-        except StopIteration as done:
-            document: bytes = done.value
-            return document
-
-
-def describing(
-    overload_status: int = 503, *, with_tokens: bool = True
-) -> Generator[None, None, bytes]:
-    """Like `describe`, in steps of a type or a route; 30 ms in total, a few per step at most."""
     described = [
         kind
         for route in ROUTES

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpenApiDocument:
-    """The document of a service; see `openapi.describe`."""
+    """The document of a service; see `openapi.describing`."""
 
     _made: ClassVar[dict[tuple[int, bool], bytes]] = {}  # shared, by all that documents differ in
 

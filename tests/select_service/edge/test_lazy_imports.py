@@ -11,10 +11,10 @@ from importlib import import_module
 import pytest
 
 from select_service.edge import cooperative, lazy_imports
-from select_service.edge.http.openapi import describe
 from select_service.edge.http.openapi_document import OpenApiDocument
 from select_service.edge.http.routes import ROUTES
 from tests.live.http import exchange
+from tests.select_service.edge.http.openapi_made import describe
 from tests.select_service.edge.serving import listening
 from tests.wait import until
 

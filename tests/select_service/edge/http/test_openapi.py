@@ -13,11 +13,11 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest
 from tests.coroutines import within
+from tests.select_service.edge.http.openapi_made import describe
 from tests.select_service.edge.serving import PROMPT, app_client, worker
 from tests.wait import PATIENCE_S
 
