@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from select_service.client.transport import read_address
 from select_service.demo.client import MODEL, SelectorClient, SelectorRefused
 from select_service.demo.left_over import remove_left_over
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
+from select_service.settings.command_line import argument
+from select_service.settings.value_types import between, count
 from select_service.simulator.results import expect_writable
 from select_service.standard_output import complain, parse_command
 from select_service.token_file import TokenUnreadable, read_token
@@ -63,27 +66,27 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_argument(
         "--requests",
-        type=_positive_int,
+        type=argument(count()),
         metavar="N",
         help="End after so many requests, with a summary. Default: until Ctrl-C.",
     )
     parser.add_argument(
         "--rate",
-        type=_positive_float,
+        type=argument(between(0.0, math.inf)),
         default=20.0,
         metavar="R",
         help="Requests per second, on average. Default: %(default)s.",
     )
     parser.add_argument(
         "--engines",
-        type=_positive_int,
+        type=argument(count()),
         default=4,
         metavar="N",
         help="Number of simulated engines. Default: %(default)s.",
     )
     parser.add_argument(
         "--blocks",
-        type=_positive_int,
+        type=argument(count()),
         default=512,
         metavar="N",
         help="KV blocks of 16 tokens that each engine has. Default: %(default)s.",
@@ -113,22 +116,6 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--plain", action="store_true", help="Print lines instead of the live table."
     )
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
-    return value
 
 
 def _address(text: str) -> str:

@@ -12,7 +12,7 @@ from select_service.standard_output import SeldomUsed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from select_service.settings.row import Flag
+    from select_service.settings.row import Flag, ValueType
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 
@@ -59,7 +59,7 @@ def _add(parser: argparse._ActionsContainer, flag: Flag, dest: str, text: str) -
         *names,
         dest=dest,
         action="append" if flag.type.repeats else "store",
-        type=_type(flag.type.parse),
+        type=argument(flag.type),
         required=flag.is_required,
         default=argparse.SUPPRESS,  # what is not there was not given
         metavar=flag.type.metavar,
@@ -77,8 +77,13 @@ def _help(flag: Flag) -> str:
     return text.replace("%", "%%")
 
 
-def _type(parse: Callable[[str], object]) -> Callable[[str], Any]:
-    """Keep the text of a ValueError, which argparse would replace by a bare 'invalid value'."""
+def argument(kind: ValueType) -> Callable[[str], Any]:
+    """Return what reads an argument, and says why it cannot.
+
+    argparse would replace the text of a ValueError by a bare 'invalid value'.
+    """
+    parse = kind.parse
+    assert parse is not None, "a switch has no value"
 
     def convert(text: str) -> object:
         try:
