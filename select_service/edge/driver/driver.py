@@ -30,7 +30,7 @@ from select_service.edge.driver.effects_executor import EffectsExecutor
 from select_service.edge.driver.health_operations import HealthOperations
 from select_service.edge.driver.housekeeping import Housekeeping
 from select_service.edge.driver.query_operations import QueryOperations
-from select_service.edge.driver.replica_sync import ReplicaSync
+from select_service.edge.driver.replica_operations import ReplicaOperations
 from select_service.edge.driver.reservation_operations import (
     LifecycleBatches,
     ReservationOperations,
@@ -42,7 +42,7 @@ from select_service.edge.driver.waiting_callers import WaitingCallers
 from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.dump_stream import Dumps
 from select_service.edge.load_topic import LoadTopic
-from select_service.edge.readiness import ReadinessGate
+from select_service.edge.readiness import REPLICA_LEDGERS, ReadinessGate
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
 
@@ -56,13 +56,12 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
-    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.tracing.spans import Tracing
     from select_service.settings import Settings
-    from select_service.types import CoreLimits, ReplicaStatus, TrustSettings
+    from select_service.types import CoreLimits, TrustSettings
     from select_service.types.shadow import ShadowSettings
 
 _log = logging.getLogger("select_service")
@@ -75,6 +74,7 @@ class Driver(
     AdmissionOperations,
     QueryOperations,
     HealthOperations,
+    ReplicaOperations,
 ):
     """One core, its clock and its sockets; callers wait only for a selection.
 
@@ -161,7 +161,11 @@ class Driver(
         self._recorder = recorder
         self._changing = set()
         self.consistency_checks = Counter(consistent=0, different=0)
-        self._prepare_replication(turn, replica_sync_port)
+        self._replica_sync_port = replica_sync_port
+        if replica_sync_port is not None:
+            self.readiness.wait_for(
+                REPLICA_LEDGERS, lambda: self._is_fleet_known() and self.ledgers_applied()
+            )
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._effects_executor.hurry)
 
@@ -172,12 +176,6 @@ class Driver(
         found.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         found.look_back(self.keeper, bounds.snapshot, self._is_fleet_known)
         found.ask_engines(bounds.ready_past_events_s, self._is_fleet_known)
-
-    def _prepare_replication(self, turn: CallContext, port: int | None) -> None:
-        """Prepare to share bookings with replicas, which may hold /ready."""
-        executor, bounds = self._effects_executor, self._limits.replicas
-        self._replica_sync = ReplicaSync(turn, executor, port, bounds)
-        self._replica_sync.hold(self.readiness, self._is_fleet_known)
 
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""
@@ -215,7 +213,7 @@ class Driver(
         await self._recovering.open(listeners)
         if self.keeper is not None:
             await self._restore(self.keeper)
-        await self._replica_sync.open(self.addresses, self.credentials, http_port, advertise_url)
+        await self._open_replication(http_port, advertise_url)
         if self.tracing is not None:
             self.tracing.start()
         self.readiness.start()
@@ -236,7 +234,8 @@ class Driver(
     def announce_leaving(self) -> None:
         """Become not ready; tell replicas now, so that they inherit our bookings in time."""
         self.readiness.is_leaving = True
-        self._replica_sync.leave()
+        if self.replicas is not None:
+            self.replicas.leave()
 
     async def close(self) -> None:
         """Dismiss waiting requests, stop timers, close sockets. Idempotent."""
@@ -251,7 +250,7 @@ class Driver(
         await self._stop_examining()
         await self._recovering.close()
         await self.sources.close()
-        await self._replica_sync.close()
+        await self._close_replication()
         self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
@@ -295,33 +294,11 @@ class Driver(
         self._carry_out(self.core.admission.reconfigure(core, admission, self._clock()))
         self.note_change("settings", {**core, **admission})
 
-    # -- the dump, replicas -----------------------------------------------------------------------
-
     def dump(
         self, tenants: frozenset[str] | None = None, whose: str | None = None
     ) -> AsyncIterator[bytes]:
         """GET /dump, as pieces of JSON; see `Dumps.begin`."""
         return self.dumps.begin(tenants, whose)
-
-    def replica_plane(self) -> ReplicaConnections:
-        """Return the replica plane.
-
-        Raises:
-            ReplicaSyncDisabled: there is no `--replica-sync-port`.
-        """
-        return self._replica_sync.plane()
-
-    def register_peer(self, endpoint: str) -> bool:
-        """POST /replica_sync/register_peer; False if already registered."""
-        return self._replica_sync.register_peer(endpoint)
-
-    def deregister_peer(self, endpoint: str) -> None:
-        """POST /replica_sync/deregister_peer."""
-        self._replica_sync.deregister_peer(endpoint)
-
-    def replica_status(self) -> list[ReplicaStatus]:
-        """Return what is known of every other publisher."""
-        return self._replica_sync.status()
 
     # -- what other parts read -----------------------------------------------------------------
 
@@ -338,11 +315,6 @@ class Driver(
     def awaited(self) -> int:
         """Reservations booked here and still in flight, plus requests that wait for a worker."""
         return self.core.lifecycle.bookings.expected
-
-    @property
-    def replicas(self) -> ReplicaConnections | None:
-        """The replica plane, while there is one."""
-        return self._effects_executor.replicas
 
     @property
     def recovery(self) -> Recovery | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from select_service.edge.driver.core_calls import CallContext
-from select_service.edge.driver.replica_sync import ReplicaSync
+from select_service.edge.driver.replica_operations import ReplicaOperations
 from select_service.edge.driver.startup_recovery import StartupRecovery
 from select_service.edge.readiness import ReadinessGate
-from select_service.types import ReplicaLimits
 
 if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
@@ -79,12 +77,13 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
         limits=limits, replica_operations=SimpleNamespace(status=lambda _: status)
     )
     carrier: Any = SimpleNamespace(replicas=None)
-    turn = CallContext(core, lambda: now, lambda _: None)
     is_settled = False
     readiness = ReadinessGate(60.0, lambda: now)
-    replicating = ReplicaSync(turn, carrier, 9091, ReplicaLimits())
-    replicating.hold(readiness, lambda: is_settled)
+    replicating: Any = ReplicaOperations()
+    replicating.core, replicating._clock = core, lambda: now
+    replicating._effects_executor = carrier
     applied = replicating.ledgers_applied
+    readiness.wait_for("replica_ledgers", lambda: is_settled and applied())
     assert not applied(), "not started"
     carrier.replicas = plane
     assert readiness.missing() == ["replica_ledgers"], "nobody knows who they are"
