@@ -93,13 +93,13 @@ class Egress:
         Without an address only the rules about the host's name are applied.
         """
         name = host.lower().rstrip(".")
-        faces = () if address is None else tuple(_faces(address))
-        denied = self._deny.match(name, faces)
+        forms = () if address is None else tuple(_forms_of(address))
+        denied = self._deny.match(name, forms)
         if denied is not None:
             return f"{denied} is denied (--connect-deny)"
         if address is None:
             return None
-        if not self._loopback and any(face.is_loopback for face in faces):
+        if not self._loopback and any(form.is_loopback for form in forms):
             return "loopback is denied (--connect-no-loopback)"
         # an address that may lead to an allowed one may just as well lead elsewhere
         is_same = address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
@@ -136,15 +136,15 @@ class _Entries:
     def __bool__(self) -> bool:
         return bool(self._networks or self._names or self._suffixes)
 
-    def match(self, name: str, faces: Sequence[Address]) -> str | None:
-        """Return the entry that covers a host or one of the faces of its address."""
+    def match(self, name: str, forms: Sequence[Address]) -> str | None:
+        """Return the entry that covers a host or one of the forms of its address."""
         if name in self._names:
             return name
         for suffix in self._suffixes:
             if name.endswith(suffix):
                 return f"*{suffix}"
         for network, entry in self._networks:
-            if any(face.version == network.version and face in network for face in faces):
+            if any(form.version == network.version and form in network for form in forms):
                 return entry
         return None
 
@@ -161,7 +161,7 @@ def read_address(text: str) -> Address | None:
         return None
 
 
-def _faces(address: Address) -> Iterator[Address]:
+def _forms_of(address: Address) -> Iterator[Address]:
     """Yield an address and the IPv4 addresses it may lead to."""
     yield address
     if isinstance(address, IPv4Address):

@@ -19,5 +19,6 @@ def test_a_route_that_the_page_does_not_name_gets_a_row() -> None:
     without = "".join(line for line in page.splitlines(keepends=True) if "/trust" not in line)
     (missing,) = api.unnamed(without)
     made = api.at_a_glance(without)
-    assert f"\n{api.OTHERS}|---|---|\n| `GET /trust` | {missing.summary} |\n" in made
+    assert made.count(api.OTHERS) == 1  # the page itself may have that table
+    assert f"| `GET /trust` | {missing.summary} |\n" in made
     assert not api.unnamed(made)

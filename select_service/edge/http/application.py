@@ -1,7 +1,7 @@
 """ASGI in front of the API: runs one exchange, and watches for clients that disconnect.
 
 It handles what is independent of the route: disconnections, refusals, crashes and their counters.
-`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_receive.py` sends answers.
+`negotiation.py` interprets heads, `asgi_receive.py` reads bodies and sends answers.
 `connection.py` stands before it and asks `answer_now` for what needs no exchange; `api.py` and the
 handlers are behind it.
 """

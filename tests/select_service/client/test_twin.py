@@ -1,4 +1,4 @@
-"""Both faces have the same calls."""
+"""Both clients have the same calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_what_is_made_is_up_to_date(file: Path) -> None:
 
 
 def test_both_have_the_same_calls() -> None:
-    def calls(face: type) -> dict[str, list[str]]:
+    def calls(client: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(one).parameters)
-            for name, one in inspect.getmembers(face, inspect.isfunction)
+            for name, one in inspect.getmembers(client, inspect.isfunction)
             if not name.startswith("_") and name not in {"close", "aclose"}
         }
 

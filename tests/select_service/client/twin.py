@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from select_service.edge.routing import Route
 
 COMMAND: Final = "make twin"
+DOC_LINE_MAX: Final = 86  # in a docstring of one line
 HOUSE: Final = Path(select_service.__file__).parent
 ROOM: Final = HOUSE / "client"
 MADE_OF_TABLE: Final = "made out of the table of operations by `make twin`."
@@ -115,11 +116,13 @@ def client() -> str:
             taken.append(f"{body}: {route.takes.__name__}")
             sent += f", calls.given({body})"
         taken += asked.values()
-        text = route.summary[0].lower() + route.summary[1:]
+        text = f"{_said(route)}: {route.summary[0].lower()}{route.summary[1:]}"
+        if len(text) > DOC_LINE_MAX:
+            text = f"{_said(route)}.\n\n{route.summary}"
         lines += [
             "    @Verb",
             f"    def {route.name}({', '.join(taken)}) -> Run[{_told(route)}]:",
-            _doc(route, f"{_said(route)}: {text}"),
+            _doc(route, text),
             f"        return self._answered({sent}, kind={_told(route)})\n",
         ]
     return _formatted("\n".join(lines))
