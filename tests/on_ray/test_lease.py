@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ class Contender:
         """From now on."""
         begun = len(self.said)
         return lambda: any(is_held == wanted for is_held, _ in self.said[begun:])
+
+    def lapsed_since(self, begun: int) -> bool:
+        """Whether at some time nothing had told it for a whole duration that it holds the lease."""
+        held = [at for is_held, at in self.said[begun - 1 :] if is_held]
+        return max(later - at for at, later in pairwise([*held, self.said[-1][1]])) > DURATION_S
 
     def kill(self) -> None:
         self.process.kill()
@@ -120,13 +126,18 @@ def test_the_actor_dies_and_its_holder_goes_on(
     """By a machine's end (it is started again), or by somebody's hand (the next look makes one)."""
     import ray
 
-    leader, other = _leader(contenders)
-    ray.kill(ray.get_actor(request.node.name, namespace=NAMESPACE), no_restart=not restarts)
-    begun = len(leader.said), len(other.said)
-    wait_until(lambda: len(leader.said) > begun[0] + 40, "it goes on")
-    wait_until(lambda: len(other.said) > begun[1] + 20, "and the other")
+    for _ in range(5):
+        leader, other = _leader(contenders)
+        ray.kill(ray.get_actor(request.node.name, namespace=NAMESPACE), no_restart=not restarts)
+        begun = len(leader.said), len(other.said)
+        wait_until(lambda: len(leader.said) > begun[0] + 40, "it goes on")
+        wait_until(lambda: len(other.said) > begun[1] + 20, "and the other")
+        if not leader.lapsed_since(begun[0]):
+            break  # else the machine took so long for a new actor that it was right to stop
+    else:
+        pytest.fail("no actor was there again within the time of a lease")
     assert leader.holds
-    assert not any(is_held for is_held, _ in other.said)
+    assert not any(is_held for is_held, _ in other.said[begun[1] :])
 
 
 def test_an_actor_that_does_not_answer_gives_nobody_the_right(
