@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FORGOTTEN_PER_TURN: Final = 32
 
 
-class _Prompt(Struct, gc=False):  # a thousand are kept, and would be looked at again and again
+class _Prompt(Struct):
     """What a report is compared with: facts of a reservation, which may have ended.
 
     Without the reservation itself: kept beyond its end, it costs every booking the memory that the
@@ -245,7 +245,7 @@ class CachedTokenReports:
         if pair is None and (second is None or second == name):  # nearly always
             before = self._freed.put(prefix_in(name), name, prompt)
             if type(before) is _Prompt and before.second_names:
-                self._forget_ended(*before.second_names)
+                self._forget_second_names(before)
             return
         self._forget_ended(name, second, pair)
         others = with_places(name, second, pair)[:-1]
@@ -258,10 +258,15 @@ class CachedTokenReports:
         """Forget ended reservations by names; by its own, by all: others may have no place."""
         for name in names:
             ended = None if name is None else self._freed.pop(prefix_in(name), name)
-            for other in ended.second_names if type(ended) is _Prompt else ():
-                found = self._freed.get(prefix_in(other), other)
-                if type(found) is _SecondName and found.reservation_id == name:
-                    self._freed.pop(prefix_in(other), other)
+            if type(ended) is _Prompt:
+                self._forget_second_names(ended)
+
+    def _forget_second_names(self, ended: _Prompt) -> None:
+        """Forget the other names of an ended reservation, but for those that are another's now."""
+        for other in ended.second_names:
+            found = self._freed.get(prefix_in(other), other)
+            if type(found) is _SecondName and found.reservation_id == ended.reservation_id:
+                self._freed.pop(prefix_in(other), other)
 
     def _just_freed(self, name: str) -> _Prompt | None:
         """Return an ended reservation, if its rank is still the same."""

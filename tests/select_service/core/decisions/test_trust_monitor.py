@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -144,6 +145,34 @@ def test_what_is_remembered_of_an_ended_reservation_does_not_keep_it() -> None:
     ours = list(fleet.core.partitions.values())
     kept = [one for one in gc.get_objects() if type(one) is LiveReservation]
     assert not [one for one in kept if one.partition in ours]
+
+
+def test_what_is_remembered_keeps_no_service_that_is_gone() -> None:
+    """It knows its partition, and through that everything: the collector must see it."""
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    fleet.take("r", *PROMPT, isl=ISL)
+    fleet.core.reservations.free("r", fleet.now)
+    gone = weakref.ref(fleet.core)
+    del fleet
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("theirs", ["own", "second"])
+def test_a_second_name_that_is_now_anothers_is_not_forgotten(theirs: str) -> None:
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    for name, wishes in (
+        ("a", {"selection_id": "x"}),
+        ("x", {}) if theirs == "own" else ("b", {"selection_id": "x"}),
+        ("a", {}),
+    ):
+        fleet.take(name, *PROMPT, isl=ISL, **wishes)
+        fleet.core.reservations.free(name, fleet.now)
+    for name in ("x", "a"):
+        fleet.core.cached_tokens.hear(name, 128, fleet.now)
+    assert outcomes(fleet) == {"compared": 2}
 
 
 def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
