@@ -8,6 +8,7 @@ survive the process if there is a state directory (`state.py`).
 from __future__ import annotations
 
 from collections import Counter
+from math import ulp
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -226,7 +227,7 @@ class AdmissionController:
         """Return the request as a gate sees it.
 
         Raises:
-            InvalidField: `priority` and `slo_class` disagree.
+            InvalidField: `priority` and `slo_class` disagree, or a target is none.
         """
         request = ticket.request
         name = request.slo_class
@@ -242,7 +243,7 @@ class AdmissionController:
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,
-            _FOREVER if target_ms is None else target_ms / 1e3,
+            _FOREVER if target_ms is None else _seconds(target_ms),
         )
 
     def check_fairness_id(self, name: str) -> None:
@@ -443,6 +444,13 @@ class AdmissionController:
 
 
 _FOREVER: Final = float("inf")
+
+
+def _seconds(target_ms: float) -> float:
+    """Return a requested time to first token in seconds: replicas read none that is not above 0."""
+    if not target_ms > 0.0:  # embedding calls without a codec
+        raise InvalidField("slo_ttft_ms must be above 0", field="slo_ttft_ms")
+    return target_ms / 1e3 or ulp(0.0)  # the smallest of all are rounded to nothing
 
 
 def check_admission(settings: AdmissionSettings) -> bool:

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.replication.dynamo_events import ReplicaEnvelope, Stamp
+from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.core.replication.messages import Heartbeat, Said
 from select_service.core.state import RESERVATION
+from select_service.errors import InvalidField
 from select_service.types import Selection
 from select_service.types.admission import AdmissionSettings, ChargedRequest
 from tests.select_service.core.admission.gated import keeper_of
@@ -179,6 +181,28 @@ def test_a_target_counts_within_a_tenfold_of_its_class_wherever_it_comes_from(
         here.free(name)
         tell(here, there)
     assert aim(here) == aim(there) == pytest.approx(aim_s, rel=0.01)
+
+
+@pytest.mark.parametrize("told_ms", [5e-324, 1e-320, 1e-3, 1.7e308, math.inf])
+def test_replicas_read_whatever_target_a_client_may_ask_for(told_ms: float) -> None:
+    """What they cannot read they do not book, in snapshots neither."""
+    here, there = replicas()
+    taken = here.take("a", 1, slo_class="critical", slo_ttft_ms=told_ms)
+    assert isinstance(taken, Selection)
+    read = [decode_message(*encode_message(one)) for one in here.effects.published]
+    tell(here, there, read)
+    assert there.load(1) == here.load(1) != (0, 0, 0)
+    assert aim(here) == aim(there)
+
+
+@pytest.mark.parametrize("target_ms", [math.nan, -1.0, 0.0])
+def test_targets_that_are_none_are_refused_in_the_same_process_too(target_ms: float) -> None:
+    """The mean of all targets would be none either, here and at every replica."""
+    here, _ = replicas()
+    before = aim(here)
+    with pytest.raises(InvalidField, match="slo_ttft_ms must be above 0"):
+        here.take("a", 1, slo_class="critical", slo_ttft_ms=target_ms)
+    assert aim(here) == before
 
 
 @pytest.mark.parametrize("told", [["batch", 16], ["batch", 16, None], ["batch", 16, 0.5, "more"]])
