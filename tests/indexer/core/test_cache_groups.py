@@ -15,7 +15,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.types import StreamLimits, WorkerRank
 from tests.effort import examples
-from tests.indexer.core.indices import GPU, pack
+from tests.indexer.core.indices import CPU, GPU, pack, rows, swept
 from tests.indexer.core.streams import stream_of
 from tests.indexer.encoding import CLEARED, encode_batch, message, removed, stored
 from tests.indexer.golden import golden
@@ -102,6 +102,18 @@ def test_rules_follow_kind_window_and_block_size() -> None:
         assert rule_of(*unknown) is None
 
 
+def test_a_group_may_turn_out_to_be_another() -> None:
+    house = House()
+    house.tell(full([101, 102, 103]), side([101], sliding(1, 5)))
+    assert house.matched(prompt_of(3)) == 1
+    house.tell(side([102, 103], sliding(1, 9)))
+    assert house.matched(prompt_of(3)) == 3
+    house.tell(side([102], {"group_idx": 1, "kv_cache_spec_kind": "unknown"}))
+    assert house.matched(prompt_of(3)) == 3
+    house.tell(removed([103], group_idx=1))
+    assert house.matched(prompt_of(3)) == 3
+
+
 def test_a_long_batch_may_tell_of_both() -> None:
     house = House(knows_groups=False)
     house.tell(full([101]))
@@ -113,6 +125,30 @@ def test_a_long_batch_may_tell_of_both() -> None:
     house.tell(orphan)
     house.tell(full([104], 103, first=13), orphan, side([104], mamba(1)))
     assert house.matched(prompt_of(4)) == 4
+
+
+def test_other_ranks_are_not_limited() -> None:
+    index = KvIndex(SIZE)
+    for rank in (RANK, OTHER):
+        index.attach(rank)
+        index.store(rank, GPU, None, [11, 12, 13], pack(1, 2, 3))
+        index.store(rank, CPU, 13, [14], pack(4))
+    index.groups.store(RANK, GPU, 1, [12], rule=GroupRule(1))
+    assert rows(index, 1, 2, 3) == {RANK: (3, 0, 0), OTHER: (3, 0, 0)}, "not yet"
+    index.groups.limit(RANK)
+    assert rows(index, 1, 2, 3, 4) == {RANK: (2, 0, 0), OTHER: (3, 1, 0)}
+    index.detach(RANK)
+    assert rows(swept(index), 1, 2, 3, 4) == {OTHER: (3, 1, 0)}
+
+
+def test_a_block_with_two_names_is_held_under_either() -> None:
+    index = KvIndex(SIZE)
+    index.attach(RANK)
+    index.store(RANK, GPU, None, [11, 12], pack(1, 2))
+    index.store(RANK, GPU, 11, [22], pack(2))
+    index.groups.store(RANK, GPU, 1, [22], rule=GroupRule(1))
+    index.groups.limit(RANK)
+    assert rows(index, 1, 2) == {RANK: (2, 0, 0)}
 
 
 def test_blocks_of_all_groups_fill_the_budget() -> None:

@@ -81,6 +81,16 @@ def test_what_the_reference_dumps_after_holes(index: KvIndex) -> None:
     ]
 
 
+def test_two_names_for_one_block_are_both_dumped(index: KvIndex) -> None:
+    index.store(A, GPU, None, [1, 2], pack(1, 2))
+    index.store(A, GPU, None, [11, 12], pack(1, 2))
+    copy = loaded(dumped(index))
+    assert copy.remove(A, GPU, [1, 2]) == 2
+    assert found(copy, 1, 2) == {A: (2, 0, 0)}
+    assert copy.remove(A, GPU, [11, 12]) == 2
+    assert found(copy, 1, 2) == {}
+
+
 def test_a_namespace_travels(index: KvIndex) -> None:
     namespace = Namespace("adapter", "salt")
     index.store(A, GPU, None, [1], pack(1), namespace=namespace)

@@ -133,3 +133,50 @@ def test_orphans_of_a_cleared_rank_give_way_first() -> None:
     index.store(B, GPU, None, [1000], pack(9))
     swept(index)
     assert rows(index, 9, 1, 2) == {B: (3, 0, 0)}
+
+
+def test_orphans_join_content_that_is_there_already(index: KvIndex) -> None:
+    for name, parent in ((52, 51), (53, 52), (54, 53), (61, 51)):
+        index.store(A, GPU, parent, [name], pack(name))
+    index.store(B, GPU, None, [1, 2, 3, 4], pack(50, 51, 52, 53))
+    index.store(B, GPU, 3, [9], pack(70))
+    index.store(A, GPU, None, [50, 51], pack(50, 51))
+    assert rows(index, 50, 51, 52, 53, 54) == {A: (5, 0, 0), B: (4, 0, 0)}
+    assert rows(index, 50, 51, 61) == {A: (3, 0, 0), B: (2, 0, 0)}
+
+
+def test_orphans_told_again_that_come_before_themselves(index: KvIndex) -> None:
+    index.store(A, GPU, 12, [13, 11], pack(3, 1))  # 11 waits for 12
+    index.store(A, GPU, 11, [12, 13], pack(2, 3))  # and 12 for 11
+    assert rows(index, 1, 2, 3) == {}
+    index.store(A, GPU, None, [11, 12], pack(1, 2))
+    assert rows(index, 1, 2, 3)[A] >= (2, 0, 0)
+
+
+def test_orphans_with_holes_and_second_names_join_what_is_there(index: KvIndex) -> None:
+    index.store(B, GPU, None, [1, 2, 3, 4, 5], pack(1, 2, 3, 4, 5))
+    index.store(A, GPU, 11, [12, 13, 14, 15], pack(2, 3, 4, 5))
+    index.store(A, CPU, 11, [22, 23, 24, 25], pack(2, 3, 4, 5))
+    index.remove(A, GPU, [12, 13])
+    index.remove(A, CPU, [23])
+    assert index.stats.orphan_blocks == 4
+    index.store(A, GPU, None, [11], pack(1))
+    assert index.stats.orphan_blocks == 0
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 1, 0), B: (5, 0, 0)}
+    index.store(A, CPU, 23, [24], pack(4))  # 3 is lost, but known by the block behind it
+    index.store(A, CPU, 22, [23], pack(3))
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 4, 0), B: (5, 0, 0)}
+    assert index.remove(A, CPU, [24]) == 1
+    assert index.remove(A, CPU, [24]) == 1
+    assert index.remove(A, GPU, [14, 15]) == 2
+    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 2, 0), B: (5, 0, 0)}
+
+
+def test_more_than_are_placed_at_once_are_all_placed() -> None:
+    index = KvIndex(16, limits=StreamLimits(orphan_blocks_max=300))
+    index.attach(A)
+    for name in range(300):
+        index.store(A, GPU, 1, [1_000 + name], pack(1_000 + name))
+    index.store(A, GPU, None, [1], pack(1))
+    assert index.stats.orphan_blocks == 0
+    assert rows(index, 1, 1_299) == {A: (2, 0, 0)}

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -77,6 +78,36 @@ def store(names: list[int], first: int = 0, parent: int | None = None, **more: A
     return stored(names, tokens, parent, block_size=SIZE, **more)
 
 
+def test_a_report_tells_what_was_not_known() -> None:
+    house = House()
+    house.tell(store([1, 2]))
+    house.tell(store([1, 2, 3, 4]))
+    assert house.matched(PROMPT) == 4
+    house.tell(removed([2]))
+    assert house.matched(PROMPT) == 1
+
+
+def test_long_reports_are_no_second_blocks() -> None:
+    house, names = House(), [*range(1, 1301)]
+    house.tell(store(names))
+    house.tell(store(names))
+    house.tell(removed(names[700:]))
+    assert house.matched([*range(1300 * SIZE)]) == 700
+
+
+@pytest.mark.parametrize("tier", ["GPU", "CPU"])
+def test_another_tier_or_group_is_another_block(tier: str) -> None:
+    house = House()
+    other: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
+    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
+    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
+    house.tell(store([1, 2], medium="CPU" if tier == "GPU" else "GPU", **SPECS[0]))
+    house.tell(removed([1, 2], medium="GPU", group_idx=0))
+    assert house.matched(PROMPT) == (2 if tier == "GPU" else 0), "group 2 has them still"
+    house.tell(removed([1, 2], medium="GPU", group_idx=2))
+    assert house.matched(PROMPT) == 0
+
+
 PROMPT = [*range(10 * SIZE)]
 
 
@@ -91,6 +122,19 @@ def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
     assert house.matched(PROMPT) == 6
     house.tell(removed([5], group_idx=1))
     assert house.matched(PROMPT) == 4
+
+
+def test_a_prompt_computed_anew_is_one_for_groups_of_smaller_blocks_too() -> None:
+    """These tell of half a block more: their verdict is the other groups' all the same."""
+    house, names, fine = House(), [1, 2, 3, 4], [11, 1, 12, 2, 13, 3, 14, 4, 15]
+    tokens, half = PROMPT[: len(fine) * SIZE // 2], SPECS[1] | {"block_size": SIZE // 2}
+    for _ in range(2):
+        house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+        assert house.matched(PROMPT) == 4
+        house.tell(removed(fine, group_idx=1))
+    house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+    house.tell(removed(names, group_idx=0))
+    assert house.matched(PROMPT) == 4, "it was computed three times"
 
 
 def test_keys_of_smaller_blocks_are_not_those_of_the_partitions() -> None:

@@ -16,12 +16,12 @@ from indexer.core.dump import DumpEvent
 from indexer.core.dump_reader import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.types import WorkerRank
+from indexer.types import StreamLimits, WorkerRank
 from tests.effort import examples
 from tests.indexer.core.indices import swept
 from tests.indexer.core.streams import stream_of
-from tests.indexer.core.test_cache_groups import SIZE, prompt_of, sliding
-from tests.indexer.encoding import encode_batch, message, removed, stored
+from tests.indexer.core.test_cache_groups import SIZE, full, prompt_of, sliding
+from tests.indexer.encoding import CLEARED, encode_batch, message, removed, stored
 from tests.indexer.golden import golden
 
 RANK = WorkerRank(1, 0)
@@ -56,6 +56,78 @@ class Rank:
 def told(names: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> Any:
     """An event that spans more blocks than it names."""
     return stored(names, tokens, parent, **({"block_size": SIZE} | WINDOW | more))
+
+
+def test_a_prompt_that_fills_its_last_block_is_kept_without_it() -> None:
+    rank = Rank()
+    rank.tell(told([101], prompt_of(2)))
+    assert rank.matched(prompt_of(2)) == (1, 0, 0), "or there would be a name more"
+    rank.tell(told([201, 202], prompt_of(6, first=100)))
+    assert rank.matched(prompt_of(6, first=100)) == (6, 0, 0), "a guess"
+    rank.tell(told([], prompt_of(1, first=120), 202))
+    assert rank.matched(prompt_of(6, first=100)) == (5, 0, 0), "the sixth comes behind 202"
+
+
+def test_a_name_that_stands_for_a_block_already_tells_where_others_are() -> None:
+    rank = Rank()
+    rank.tell(told([103, 104], prompt_of(4)))
+    rank.tell(told([104, 105], prompt_of(6)))  # the prompt fills its last block: 104 is the fourth
+    assert rank.matched(prompt_of(6)) == (5, 0, 0)
+    assert rank.matched(prompt_of(4)) == (4, 0, 0)
+
+
+def test_a_chunk_that_nobody_went_on_with_is_forgotten() -> None:
+    rank = Rank()
+    rank.tell(told([], prompt_of(4)))
+    rank.tell(told([701], prompt_of(1, first=700)))
+    rank.tell(told([205, 206], prompt_of(2, first=600), 204))
+    assert rank.matched(prompt_of(4) + prompt_of(2, first=600)) == (0, 0, 0)
+    assert rank.blocks == 1, "what comes behind an unknown block is left out"
+
+
+def test_a_long_prefix_comes_and_goes_in_steps() -> None:
+    rank = Rank()
+    prompt = prompt_of(3000)
+    rank.tell(told([1, 2], prompt))
+    assert rank.matched(prompt) == (3000, 0, 0)
+    rank.tell(removed([2, 1], group_idx=0))
+    assert rank.blocks == 0
+
+
+def test_lower_tiers_hold_what_their_groups_hold() -> None:
+    rank = Rank()
+    rank.tell(told([103, 104], prompt_of(4)))
+    rank.tell(stored([103, 104], [], medium="CPU", **WINDOW) | {"block_size": 0})
+    rank.tell(removed([104, 103], group_idx=0))
+    assert rank.matched(prompt_of(4)) == (0, 4, 0)
+    rank.tell(removed([104], group_idx=0, medium="CPU"))
+    assert rank.matched(prompt_of(4)) == (0, 0, 0)
+    rank.tell(removed([103], group_idx=0, medium="CPU"))
+    assert rank.blocks == 0
+
+
+def test_a_clear_and_another_engine_begin_anew() -> None:
+    rank = Rank()
+    rank.tell(told([107, 108], prompt_of(8)))
+    rank.tell(CLEARED)
+    assert rank.matched(prompt_of(8)) == (0, 0, 0)
+    rank.tell(told([107, 108], prompt_of(8)))
+    assert rank.matched(prompt_of(8)) == (8, 0, 0)
+    rank.seq = itertools.count()  # restarted with full attention
+    rank.tell(full([1, 2]))
+    assert rank.matched(prompt_of(2)) == (2, 0, 0)
+
+
+def test_what_cannot_be_placed_is_credited_nowhere() -> None:
+    rank = Rank()
+    rank.tell(told([1, 2], prompt_of(5), block_size=3, **WINDOW))
+    rank.tell(told([3, 4], prompt_of(5), extra_keys=[[["ab" * 32, 0]], None]))
+    rank.tell(told([5, 6], prompt_of(5)[:-1]))
+    rank.tell(told([7, 8], [1 << 40] * 4 * SIZE))
+    assert rank.blocks == 0
+    small = Rank(KvIndex(SIZE, limits=StreamLimits(source_blocks_max=10)))
+    small.tell(told([1, 2], prompt_of(11)))
+    assert small.matched(prompt_of(11)) == (0, 0, 0)
 
 
 def thawed(index: KvIndex) -> KvIndex:
