@@ -23,7 +23,7 @@ from tests.coroutines import within
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.disk import Disk
 from tests.select_service.edge.state.lives import body, life, post
-from tests.wait import until
+from tests.wait import run, until
 
 
 @within(life, "tmp_path")
@@ -106,27 +106,34 @@ async def test_a_process_that_stood_still_is_no_disk_that_does(
         assert disk.journal.stalls == 0
 
 
-async def test_nobody_leaves_a_disk_that_stands_still_late(
+def test_nobody_leaves_a_disk_that_stands_still_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process ends; the directory is let go of when the disk moves."""
-    async with life(tmp_path) as (client, service):
-        await post(client, "/workers", worker(1))
-        disk = Disk(service, monkeypatch)
-        disk.stops()
-        writers = [one for one in threading.enumerate() if one.name == "state-writer"]
-        waits = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
-        await until(lambda: disk.journal.waiting or waits.done())
-        await service.close()
-        assert (await waits).json()["code"] == "state_stalled"
+    """Its process ends, and its loop; the directory is let go of when the disk moves."""
+
+    async def first() -> tuple[Disk, list[threading.Thread]]:
+        async with life(tmp_path) as (client, service):
+            await post(client, "/workers", worker(1))
+            disk = Disk(service, monkeypatch)
+            disk.stops()
+            writers = [one for one in threading.enumerate() if one.name == "state-writer"]
+            waits = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
+            await until(lambda: disk.journal.waiting or waits.done())
+            await service.close()
+            assert (await waits).json()["code"] == "state_stalled"
+        return disk, writers
+
+    async def again() -> None:
+        async with life(tmp_path) as (_, service):
+            assert len(service.core.catalog) == 1
+
+    disk, writers = run(first())
     with pytest.raises(StateDirUnusable, match="in use"):
-        async with life(tmp_path):
-            pytest.fail("it has started")
+        run(again())
     disk.goes_on()
     for writer in writers:
         writer.join()
-    async with life(tmp_path) as (_, service):
-        assert len(service.core.catalog) == 1
+    run(again())
 
 
 @within(life, "tmp_path", state_waiting_max=3)
