@@ -104,5 +104,6 @@ class TenantParts(Generic[Row]):
 
     def check(self, size_of: Callable[[Row], int] = len) -> None:
         """Assert all invariants; `size_of` returns what the entries of a row count for."""
-        self._bound.check(Counter({one: size_of(row) for one, row in self._rows.items() if row}))
+        held = {one: size_of(row) for one, row in self._rows.items()}
+        self._bound.check(+Counter(held))
         assert all(row or holder is None for holder, row in self._rows.items())

@@ -144,6 +144,16 @@ def test_a_memory_of_few(*, late: bool) -> None:
     memory.check()
 
 
+def test_entries_that_take_no_place_are_no_fault_of_their_row() -> None:
+    """Such as second names, where the one with the place is in another tenant's row."""
+    memory: TenantMemory[str, int] = TenantMemory(
+        shares_of(), "few", lambda: 12, size_of=lambda size: size
+    )
+    memory.put("acme", "r", 0)
+    memory.check()
+    assert memory.get("acme", "r") == 0
+
+
 def test_explained_bookings_ended_ones_and_the_doctors_prompts() -> None:
     """What one tenant floods leaves the others' explanations, predictions and findings."""
     fleet = Fleet()
