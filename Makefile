@@ -312,7 +312,7 @@ client: | $(VENV)/bin/python ## a wheel of the client alone, in build/client
 	rm -rf $(CLIENT)/from
 
 # The client's calls for threads out of those for asyncio; a test compares them.
-twin: $(VENV)/.installed-test
+twin: $(VENV)/.installed-test ## what embedded services and clients have of the table of operations, anew
 	$(BIN)/python -m tests.select_service.client.twin
 
 # The documents as a site in build/site, built out of mkdocs.yml; warnings of the builder are errors.

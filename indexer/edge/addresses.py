@@ -89,7 +89,7 @@ class Addresses:
             ValueError: an entry of the lists is neither a host nor a network.
         """
         self.settings = settings or EgressSettings()
-        self.reach = Egress(self.settings)
+        self.egress = Egress(self.settings)
         self._clock = clock
         self._look_up = look_up or _look_up
         self._known: OrderedDict[str, tuple[float, list[Address]]] = OrderedDict()
@@ -123,7 +123,7 @@ class Addresses:
         if not target.host:
             return endpoint
         address = read_address(target.host)
-        why = self.reach.why_not(target.host, address)
+        why = self.egress.why_not(target.host, address)
         if why is not None:
             self.refused["address"] += 1
             raise EndpointRefused(endpoint, why)
@@ -135,7 +135,7 @@ class Addresses:
 
     def is_named(self, endpoint: str) -> bool:
         """Whether an endpoint that `place` has accepted contains a host name."""
-        host = self.reach.target(endpoint).host
+        host = self.egress.target(endpoint).host
         return bool(host) and read_address(host) is None
 
     def find(
@@ -189,7 +189,7 @@ class Addresses:
 
     def _target(self, endpoint: str) -> ParsedEndpoint:
         try:
-            return self.reach.target(endpoint)
+            return self.egress.target(endpoint)
         except EndpointRefused:
             self.refused["scheme"] += 1
             raise
@@ -202,7 +202,7 @@ class Addresses:
         Raises:
             EndpointRefused: none may.
         """
-        verdicts = [(address, self.reach.why_not(host, address)) for address in addresses]
+        verdicts = [(address, self.egress.why_not(host, address)) for address in addresses]
         allowed = [address for address, why in verdicts if why is None]
         if not allowed:
             self.refused["resolved"] += 1
@@ -240,12 +240,12 @@ class Addresses:
             raise HostNotFound(url, str(error)) from None
         address = read_address(host)
         if address is not None:
-            why = self.reach.why_not(host, address)
+            why = self.egress.why_not(host, address)
             if why is not None:
                 self.refused["address"] += 1
                 raise EndpointRefused(url, why)
             return CheckedUrl(url, {}, {})
-        why = self.reach.why_not(host) if host else "it names no host"
+        why = self.egress.why_not(host) if host else "it names no host"
         if why is not None:
             self.refused["address"] += 1
             raise EndpointRefused(url, why)

@@ -1,4 +1,4 @@
-"""What the two faces have in common: the session, its upkeep, addresses, and a clock.
+"""What the two clients have in common: the session, its upkeep, addresses, and a clock.
 
 `asynchronous.py` and `synchronous.py` build on it; the core in `core` does not know it.
 """

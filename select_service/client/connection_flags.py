@@ -38,12 +38,12 @@ def add_connection_flags(parser: argparse.ArgumentParser, token: str) -> None:
     )
 
 
-def client_of(chosen: argparse.Namespace, face: type[C], **options: Any) -> C:
+def client_of(chosen: argparse.Namespace, kind: type[C], **options: Any) -> C:
     """Return a client of the service that the flags name, which asks once.
 
     Args:
         chosen: the flags.
-        face: for threads, or for asyncio.
+        kind: for threads, or for asyncio.
         options: other options of the client.
 
     Raises:
@@ -54,4 +54,4 @@ def client_of(chosen: argparse.Namespace, face: type[C], **options: Any) -> C:
     token = None if chosen.token_file is None else read_token(chosen.token_file)
     cert = None if chosen.cert is None else (chosen.cert, chosen.key or chosen.cert)
     once = Options.single_attempt(chosen.timeout_s, **options)
-    return face(where, token=token, ca=chosen.ca, cert=cert, options=once)
+    return kind(where, token=token, ca=chosen.ca, cert=cert, options=once)

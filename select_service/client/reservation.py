@@ -1,4 +1,4 @@
-"""A reservation in the hands of its user, the same in both faces.
+"""A reservation in the hands of its user, the same in both clients.
 
 Reports are noted at once and sent together with others (`core/report_outbox.py`): no method blocks,
 and none can fail because the service is unreachable. In a fork of the process that booked it, it

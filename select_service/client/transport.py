@@ -2,7 +2,7 @@
 
 httpx's httpcore is used without the layers above it: no redirects, no cookies, no proxies from the
 environment, and a request costs half of what it does through httpx. `streams.py` is below it,
-`connections.py` and the two faces are above.
+`connections.py` and the two clients are above.
 """
 
 from __future__ import annotations

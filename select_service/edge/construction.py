@@ -63,7 +63,7 @@ def create_driver(settings: Settings) -> Driver:
         on_event_loss=settings.on_event_loss,
         replica_sync_port=settings.replica_sync_port,
         indexer_peers=settings.indexer_peers,
-        reach=settings.reach,
+        egress=settings.egress,
     )
     service.discovery = _discovery(settings, service)
     return service

@@ -1,6 +1,7 @@
-"""The DYN_* variables of the reference: a table of them, and their parsing.
+"""The DYN_* variables of the reference that are no flags: a table of them, and their parsing.
 
-`service_settings.py` carries the result; the core parses the text of the policy file.
+The variable of a flag stands in its row (`table/`). `service_settings.py` carries the result; the
+core parses the text of the policy file.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Settings(ObservabilitySettings, frozen=True, kw_only=True):
         )
 
     @property
-    def reach(self) -> EgressSettings:
+    def egress(self) -> EgressSettings:
         """Where this process may connect."""
         return self._of(EgressSettings, "connect_", loopback=not self.connect_no_loopback)
 

@@ -2,7 +2,7 @@
 
 Whether a request may be repeated is not decided here: every request carries an id chosen by the
 client, and the service treats the same id with the same body as the same request. `session.py`
-calls it; the faces carry out the attempts.
+calls it; the clients carry out the attempts.
 """
 
 from __future__ import annotations

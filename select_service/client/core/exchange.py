@@ -1,7 +1,7 @@
-"""The vocabulary between the pure core and the faces that carry out its commands.
+"""The vocabulary between the pure core and the clients that carry out its commands.
 
 A run of the core is a generator: it yields a `Send` or a `Sleep` and is sent the `ExchangeOutcome`.
-Both faces (`asynchronous.py`, `synchronous.py`) drive the same runs.
+Both clients (`asynchronous.py`, `synchronous.py`) drive the same runs.
 """
 
 from __future__ import annotations

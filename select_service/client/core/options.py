@@ -1,6 +1,6 @@
 """All limits and waits of a client, with their defaults; none is read from the environment.
 
-Both faces take them; `attempts.py`, `lease_book.py` and `upkeep.py` obey them.
+Both clients take them; `attempts.py`, `lease_book.py` and `upkeep.py` obey them.
 """
 
 from __future__ import annotations

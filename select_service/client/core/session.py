@@ -1,7 +1,7 @@
 """The client without its sockets: bookings, leases, pending calls, and which selector to ask.
 
-Every verb is a run (`exchange.py`) that a face drives. State changes between two steps are atomic,
-so threaded faces hold one lock around each step. `upkeep.py` does the background work.
+Every verb is a run (`exchange.py`) that a client drives. State changes between two steps are
+atomic, so threaded clients hold one lock around each step. `upkeep.py` does the background work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The background work of a client.
 
 It sends lifecycle calls, renews leases, books lost reservations again, probes selectors that were
-down, and reads the catalog: one run at a time. `session.py` has the state; the faces drive the
+down, and reads the catalog: one run at a time. `session.py` has the state; the clients drive the
 runs.
 """
 

@@ -99,7 +99,7 @@ class Driver(
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         replica_sync_port: int | None = None,
         indexer_peers: Sequence[str] = (),
-        reach: EgressSettings | None = None,
+        egress: EgressSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,16 +117,16 @@ class Driver(
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             replica_sync_port: where bookings are published; None: nowhere.
             indexer_peers: base URLs of peers that may have an index to start with.
-            reach: where connections may lead.
+            egress: where connections may lead.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
 
         Raises:
-            ValueError: the settings of admission, trust or reach are inconsistent.
+            ValueError: the settings of admission, trust or egress are inconsistent.
         """
         self._clock = clock = forwards_only(clock)
         self.instance_id = secrets.token_hex(8)  # of no other, and of no later start
-        self.addresses = Addresses(reach, clock=clock)
+        self.addresses = Addresses(egress, clock=clock)
         bounds, options = edge_limits or EdgeLimits(), options or DriverOptions()
         keeper = self.keeper = options.keeper
         self.security, self.tracing = options.security, options.tracing

@@ -103,7 +103,7 @@ class QueryOperations(CoreCalls):
             limit: scopes listed one by one.
             tenants: visible to the caller; None: all, plus the cost to the process.
         """
-        telling, slices = ShadowReport(self.core.shadowing, limit), TimeSlices()
+        report, slices = ShadowReport(self.core.shadowing, limit), TimeSlices()
         for partition in list(self.core.partitions.values()):
             scope = partition.scope
             if (
@@ -111,9 +111,9 @@ class QueryOperations(CoreCalls):
                 and tenant_id in {None, scope.tenant_id}
                 and (tenants is None or scope.tenant_id in tenants)
             ):
-                telling.add(scope, partition.shadow_tally)
+                report.add(scope, partition.shadow_tally)
             await slices.yield_if_due()
-        return telling.status(self._clock(), with_cost=tenants is None)
+        return report.status(self._clock(), with_cost=tenants is None)
 
     async def consistency(self) -> Consistency:
         """Compute every rank's load anew from its reservations; tell where the ledger differs."""

@@ -108,7 +108,7 @@ def test_whatever_reloads_reaches_what_reads_it(field: str) -> None:
 def test_nothing_but_what_reloads_differs_after_a_change() -> None:
     changed = {field: another(field) for field in RELOADABLE} | {"lease_ttl_min_s": 0.5}
     fresh = replace(Settings(), **changed)
-    for name in ("recovery_limits", "snapshot_limits", "reach", "router_config"):
+    for name in ("recovery_limits", "snapshot_limits", "egress", "router_config"):
         assert getattr(fresh, name) == getattr(Settings(), name), name
 
 

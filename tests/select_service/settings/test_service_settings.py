@@ -1,4 +1,4 @@
-"""What the process is told reaches the room it is for: no flag ends nowhere."""
+"""What the process is told reaches the component it is for: no flag ends nowhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from select_service.types.admission import AdmissionSettings
 from select_service.types.doctor import DoctorLimits
 from select_service.types.shadow import ShadowSettings
 
-ROOMS: dict[str, type[msgspec.Struct]] = {
+COMPONENTS: dict[str, type[msgspec.Struct]] = {
     "core_limits": CoreLimits,
     "admission": AdmissionSettings,
-    "reach": EgressSettings,
+    "egress": EgressSettings,
     "doctor_limits": DoctorLimits,
     "trust": TrustSettings,
     "shadow": ShadowSettings,
@@ -46,20 +46,20 @@ def other(value: object) -> object:
             return "other"
 
 
-def changed_by(setting: str, room: str) -> set[str]:
-    """Fields of a room that another value of a setting changes."""
+def changed_by(setting: str, component: str) -> set[str]:
+    """Fields of a component that another value of a setting changes."""
     before = Settings(**LOOKED_ON)
     told = other(getattr(before, setting))
     if setting.startswith("shadow_"):  # shares
         told = getattr(before, setting) / 2
     after = Settings(**LOOKED_ON | {setting: told})
-    old, new = getattr(before, room), getattr(after, room)
+    old, new = getattr(before, component), getattr(after, component)
     return {name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_field_of_a_room_is_a_setting_or_nobodys(room: str) -> None:
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_field_of_a_component_is_a_setting_or_nobodys(component: str) -> None:
     settings = {*Settings.__struct_fields__} - {"shadow_weights", "admission_config"}
-    reached = {name for setting in settings for name in changed_by(setting, room)}
-    fields = {*ROOMS[room].__struct_fields__} - {"weights", "policy_config"}
+    reached = {name for setting in settings for name in changed_by(setting, component)}
+    fields = {*COMPONENTS[component].__struct_fields__} - {"weights", "policy_config"}
     assert fields - reached <= {*TURN_BUDGETS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tokenize
 from collections import defaultdict
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_a_flag_is_named_by_its_row_alone() -> None:
             assert rows.count(f"    {flag.field}: Annotated[") == 1, flag.name
             if "_" in flag.field:  # others are common words
                 assert set(found[flag.field]) <= {file.name} | COMBINED, flag.name
+
+
+def test_something_reads_every_setting() -> None:
+    """By its name, or as the field of a component's limits that has its name without a prefix."""
+    prefixes = re.findall(r'"([a-z_]+_)"', (PACKAGE / "service_settings.py").read_text("utf-8"))
+    sources = [*PACKAGE.parent.rglob("*.py"), *(PACKAGE.parents[1] / "indexer").rglob("*.py")]
+    readers = [one for one in sources if PACKAGE not in one.parents or one.name in COMBINED]
+    words = {word for one in readers for word in re.findall(r"\w+", one.read_text("utf-8"))}
+    unread = [
+        flag.name
+        for flag in FLAGS
+        if flag.field not in words
+        and not any(
+            flag.field.startswith(one) and flag.field.removeprefix(one) in words for one in prefixes
+        )
+    ]
+    assert not unread
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
