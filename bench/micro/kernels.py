@@ -47,7 +47,7 @@ def kernels() -> dict[str, int]:
 
 async def _requests(row: str) -> Work:
     """CPU µs of a request of `bench.micro.application`."""
-    from bench.micro.door import rig_of
+    from bench.micro.http_request import rig_of
 
     rig = await rig_of(row)
     rig.run(_REQUESTS)

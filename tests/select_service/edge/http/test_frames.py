@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from bench.micro.door import rig_of
 from bench.micro.holds import stored
+from bench.micro.http_request import rig_of
 from indexer.compiled import complaints, kernels_in_use
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import StreamRegistry

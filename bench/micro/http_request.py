@@ -1,4 +1,4 @@
-"""What a request costs without its socket: `python -m bench.micro.door [ROW ...]`.
+"""What a request costs without its socket: `python -m bench.micro.http_request [ROW ...]`.
 
 The protocol class of the server, fed with the bytes of the workloads in this process, its answers
 thrown away: no kernel, no loop, no second process whose turn it might be. Prints CPU µs per
