@@ -85,7 +85,6 @@ class Client(Operations, ThreadFace):
 
     def flush(self) -> None:
         """Wait until everything so far has been reported, however long that takes."""
-        self._refuse_forked()
         self._begin()
         with self._told:
             self._told.wait_for(lambda: self._session.is_settled or self._session.is_closed)
@@ -110,6 +109,7 @@ class Client(Operations, ThreadFace):
     # -- behind ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._refuse_forked()
         with self._lock:
             if self._background is None and not self._session.is_closed:
                 self._background = threading.Thread(

@@ -55,6 +55,10 @@ class ThreadFace:
     """A client whose methods wait for their answer."""
 
     @abstractmethod
+    def _begin(self) -> None:
+        """Begin the work behind, if that has not begun."""
+
+    @abstractmethod
     def _drive(self, run: Run[T]) -> T:
         """Carry out a run."""
 
@@ -67,7 +71,15 @@ class ThreadFace:
 
         return called
 
-    booking_verb = verb
+    def booking_verb(self, method: Callable[..., Run[R]]) -> Callable[..., R]:
+        """The same for one that books: its reports and renewals are sent behind."""
+
+        @wraps(method)
+        def called(*args: Any, **kwargs: Any) -> R:
+            self._begin()
+            return self._drive(method(self, *args, **kwargs))
+
+        return called
 
 
 class Verb(Generic[P, T]):
