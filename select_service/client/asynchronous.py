@@ -13,7 +13,7 @@ from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.core.problems import OtherLoop
 from select_service.client.operations import Operations
-from select_service.client.verb import AsyncFace
+from select_service.client.verb import AwaitedClient
 
 if TYPE_CHECKING:
     import ssl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FOREVER_S = 86_400.0
 
 
-class AsyncClient(Operations, AsyncFace):
+class AsyncClient(Operations, AwaitedClient):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
     All methods are awaited on one event loop. Background work (reporting, renewing) begins with the

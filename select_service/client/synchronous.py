@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from select_service.client.connections import ConnectionPool
 from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.operations import Operations
-from select_service.client.verb import ThreadFace
+from select_service.client.verb import BlockingClient
 
 if TYPE_CHECKING:
     import ssl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FOREVER_S = 86_400.0
 
 
-class Client(Operations, ThreadFace):
+class Client(Operations, BlockingClient):
     """`with Client("http://selector:8092") as client:`, then its methods, from any thread.
 
     Background work (reporting, renewing) begins with the first reservation and ends with `close`,

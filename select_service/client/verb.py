@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=ReservationHandle)
 
 
-class AsyncFace:
+class AwaitedClient:
     """A client whose methods are awaited."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class AsyncFace:
         return called
 
 
-class ThreadFace:
+class BlockingClient:
     """A client whose methods wait for their answer."""
 
     @abstractmethod
@@ -91,10 +91,12 @@ class Verb(Generic[P, T]):
     @overload
     def __get__(self, client: None, kind: type) -> Callable[Concatenate[Any, P], Run[T]]: ...
     @overload
-    def __get__(self, client: AsyncFace, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: AwaitedClient, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, client: ThreadFace, kind: type) -> Callable[P, T]: ...
-    def __get__(self, client: AsyncFace | ThreadFace | None, kind: type) -> Callable[..., Any]:
+    def __get__(self, client: BlockingClient, kind: type) -> Callable[P, T]: ...
+    def __get__(
+        self, client: AwaitedClient | BlockingClient | None, kind: type
+    ) -> Callable[..., Any]:
         return self._method if client is None else client.verb(self._method)
 
 
@@ -107,8 +109,10 @@ class BookingVerb(Generic[P, R]):
     @overload
     def __get__(self, client: None, kind: type) -> Callable[Concatenate[Any, P], Run[R]]: ...
     @overload
-    def __get__(self, client: AsyncFace, kind: type) -> Callable[P, AsyncReserve[R]]: ...
+    def __get__(self, client: AwaitedClient, kind: type) -> Callable[P, AsyncReserve[R]]: ...
     @overload
-    def __get__(self, client: ThreadFace, kind: type) -> Callable[P, R]: ...
-    def __get__(self, client: AsyncFace | ThreadFace | None, kind: type) -> Callable[..., Any]:
+    def __get__(self, client: BlockingClient, kind: type) -> Callable[P, R]: ...
+    def __get__(
+        self, client: AwaitedClient | BlockingClient | None, kind: type
+    ) -> Callable[..., Any]:
         return self._method if client is None else client.booking_verb(self._method)
