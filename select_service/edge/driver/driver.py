@@ -161,11 +161,7 @@ class Driver(
         self._recorder = recorder
         self._changing = set()
         self.consistency_checks = Counter(consistent=0, different=0)
-        self._replica_sync_port = replica_sync_port
-        if replica_sync_port is not None:
-            self.readiness.wait_for(
-                REPLICA_LEDGERS, lambda: self._is_fleet_known() and self.ledgers_applied()
-            )
+        self._prepare_replication(replica_sync_port)
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._effects_executor.hurry)
 
@@ -176,6 +172,14 @@ class Driver(
         found.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         found.look_back(self.keeper, bounds.snapshot, self._is_fleet_known)
         found.ask_engines(bounds.ready_past_events_s, self._is_fleet_known)
+
+    def _prepare_replication(self, port: int | None) -> None:
+        """Let /ready wait for what other replicas have booked, if bookings are shared."""
+        self._replica_sync_port = port
+        if port is not None:
+            self.readiness.wait_for(
+                REPLICA_LEDGERS, lambda: self._is_fleet_known() and self.ledgers_applied()
+            )
 
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -34,30 +35,34 @@ def book(service: Driver, name: str = SECRET_ID) -> None:
     service.reserve(ReservationRequest(reservation_id=name, worker_id=1, **PROMPT))
 
 
-async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
-    ca, tokens = Authority(tmp_path), TokenFile(tmp_path / "tokens")
-    token = tokens.add("replica", "read")
-    (tmp_path / "peer").write_text(token + "\n")
-    new_key_file(str(tmp_path / "one"))
-    other = new_key_file(str(tmp_path / "two"))
-    stranger = KeyPair.new()
-    (tmp_path / "replicas").write_text(other.public + "\n")
+class Guarded(NamedTuple):
+    """Two services that trust nobody, and a relay that writes down what one says to the other."""
+
+    one: Driver
+    two: Driver
+    relay: Relay
+    port: int
+    keys: Path  # whom `one` lets listen
+    two_key: KeyPair
+
+
+@contextlib.asynccontextmanager
+async def two_guarded(at: Path) -> AsyncIterator[Guarded]:
+    ca, tokens = Authority(at), TokenFile(at / "tokens")
+    (at / "peer").write_text(tokens.add("replica", "read") + "\n")
+    new_key_file(str(at / "one"))
+    two_key = new_key_file(str(at / "two"))
+    keys, servers, port = at / "replicas", at / "servers", free_port()
+    keys.write_text(two_key.public + "\n")
     guarded: dict[str, Any] = {
         **ca.serving("replica"),
         **tokens.setting,
-        "peer_token_file": str(tmp_path / "peer"),
+        "peer_token_file": str(at / "peer"),
         "peer_ca": str(ca.cert),
     }
-    async with contextlib.AsyncExitStack() as stack:
-        port = free_port()
-        https, one, _ = await stack.enter_async_context(
-            listening(
-                replica_sync_port=port,
-                curve_key=str(tmp_path / "one"),
-                curve_replica_keys=str(tmp_path / "replicas"),
-                **guarded,
-            )
-        )
+    mine: dict[str, Any] = {"curve_key": str(at / "one"), "curve_replica_keys": str(keys)}
+    theirs: dict[str, Any] = {"curve_key": str(at / "two"), "curve_replica_keys": str(servers)}
+    async with listening(replica_sync_port=port, **mine, **guarded) as (https, one, _):
         one.core.replica_operations.announce(https)
         add_worker(one)
         book(one, "before")
@@ -65,22 +70,22 @@ async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
         endpoint = await relay.start()
         assert one.credentials is not None
         assert one.credentials.keys is not None
-        (tmp_path / "servers").write_text(f"{one.credentials.keys.public} {endpoint}\n")
-        _, two, _ = await stack.enter_async_context(
-            listening(
-                replica_sync_port=free_port(),
-                curve_key=str(tmp_path / "two"),
-                curve_replica_keys=str(tmp_path / "servers"),
-                **guarded,
-            )
-        )
-        add_worker(two)
-        two.register_peer(endpoint)
-        # what was booked before comes by a snapshot: over TLS, with the token
-        await until(lambda: two.core.lifecycle.bookings.live("before") is not None)
-        assert two.replicas is not None
-        outcomes = two.replicas.pulls.outcomes  # counted once all of it has come
-        await until(lambda: outcomes["complete"] == 1)
+        servers.write_text(f"{one.credentials.keys.public} {endpoint}\n")
+        async with listening(replica_sync_port=free_port(), **theirs, **guarded) as (_, two, _):
+            add_worker(two)
+            two.register_peer(endpoint)
+            # what was booked before comes by a snapshot: over TLS, with the token
+            await until(lambda: two.core.lifecycle.bookings.live("before") is not None)
+            assert two.replicas is not None
+            outcomes = two.replicas.pulls.outcomes  # counted once all of it has come
+            await until(lambda: outcomes["complete"] == 1)
+            yield Guarded(one, two, relay, port, keys, two_key)
+            await relay.stop()
+
+
+async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
+    stranger = KeyPair.new()
+    async with two_guarded(tmp_path) as (one, two, relay, port, keys, two_key):
         book(one)
         await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is not None)
         assert b"CURVE" in relay.seen
@@ -92,6 +97,8 @@ async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
         assert check.accepted == 1
 
         # nobody else hears a word
+        assert one.credentials is not None
+        assert one.credentials.keys is not None
         with zmq.Context() as context, context.socket(zmq.SUB) as spy:
             spy.setsockopt(zmq.CURVE_SERVERKEY, one.credentials.keys.public.encode())
             spy.setsockopt(zmq.CURVE_PUBLICKEY, stranger.public.encode())
@@ -107,18 +114,17 @@ async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
         await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is None)
 
         # a key that is taken out hears no more, on the connection it has
-        (tmp_path / "replicas").write_text(stranger.public + "\n")
+        keys.write_text(stranger.public + "\n")
         assert one.security is not None
         refused = check.refused
         one.security.prepare()()
         await until(lambda: publisher.key_check.refused > refused)
         book(one, "unheard")
         # and one that is put in again hears what it has missed
-        (tmp_path / "replicas").write_text(other.public + "\n")
+        keys.write_text(two_key.public + "\n")
         one.security.prepare()()
         await until(lambda: two.core.lifecycle.bookings.live("unheard") is not None)
         assert publisher.key_check.accepted == 2
-        await relay.stop()
 
 
 def rewrite(path: Path, pair: KeyPair) -> None:
