@@ -394,6 +394,7 @@ class SelectionCore:
         """Let go of what is kept of a partition that was closed."""
         self.admitting.left(partition)
         self.cached_tokens.forget(partition)
+        self.waiting_requests.forget(partition)
 
     def make_room(self, scope: Scope) -> None:
         """Grow a partition's columns, because its index has ranks without a worker."""
@@ -423,15 +424,16 @@ class SelectionCore:
         may_expire -= steps
         more |= leases.purge_ended(now, limits.expired_per_turn_max) > 0
         more |= steps > 0 or leases.next_expiry() <= now
-        for partition in lighter:
-            self.waiting_requests.relieve(partition, now, effects)
+        for partition in lighter:  # only after what else is due has expired there, too
+            self.waiting_requests.relieve_later(partition)
         more |= self._upkeep.go_on(may_expire, now, effects)
         self.workers.repin(now, effects)
         self.cached_tokens.purge(now)
         more |= self.trust_monitor.keep(now)
         effects.reread += self.trust_monitor.take_rereads()
         for partition in self.admitting.reports.age(now, self.admitting.settings):
-            self.waiting_requests.relieve(partition, now, effects)
+            self.waiting_requests.relieve_later(partition)
+            more = True
         self.refuse_late(now, effects)
         self.slimming.go_on(now)
         return more, effects

@@ -115,9 +115,14 @@ class WaitingRequests:
             if ticket is None:
                 return effects
             effects = self._finish(ticket, now, effects)
-        self._crowded[partition] = None
+        self.relieve_later(partition)
         effects.more = True
         return effects
+
+    def relieve_later(self, partition: Partition) -> None:
+        """Let `relieve` be called at the scope's next turn of housekeeping."""
+        if partition.pending_count:
+            self._crowded[partition] = None
 
     def go_on(self, partition: Partition) -> bool:
         """Tell whether `relieve` left requests it did not look at; this resets it."""
@@ -129,6 +134,11 @@ class WaitingRequests:
     def unfinished(self) -> list[Partition]:
         """Partitions for which `relieve` or `look_on` has to be called again."""
         return [*self._crowded, *self._to_look_at]
+
+    def forget(self, partition: Partition) -> None:
+        """Its scope was closed: nobody waits there."""
+        self._crowded.pop(partition, None)
+        self._to_look_at.pop(partition, None)
 
     # -- requests nobody can serve any more ----------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import QueueFull, ReservationConflict
-from select_service.types import RouterConfig, Selection
-from tests.select_service.core.whole_fleet import Fleet, ticket_of
+from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
+from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of
 
 
 @pytest.fixture
@@ -101,3 +101,37 @@ def test_classes_take_turns_by_quantum() -> None:
     fleet.free("a")
     order = [names[ticket] for ticket in fleet.effects.answered]
     assert order == ["s0", "s1", "b0", "s2", "b1", "b2"]
+
+
+def test_who_waited_is_placed_when_all_that_is_due_has_expired(busy: Fleet) -> None:
+    """A lease and a time to live end in one turn: the request is not priced with either's load."""
+    lease = LeaseRequest(lease_id="l", owner="engine", ttl_s=50.0)
+    busy.core.reservations.open_lease(lease, busy.now)
+    busy.book("leased", 2, isl=101, lease_id="l")
+    busy.book("other", 2, isl=40)
+    busy.book("brief", 1, isl=101, ttl_s=50.0)
+    busy.free("b1")
+    busy.free("b2")
+    ticket = ticket_of(busy.take("q", isl=5))
+    busy.tick(60.0)
+    assert selection_of(ticket.answer).worker_id == 1  # it is empty, 2 has the other one
+
+
+def test_a_scope_that_closes_before_its_turn_is_no_more_work() -> None:
+    """Some of its requests were let in, the others left, then its place was needed."""
+    fleet = Fleet(
+        RouterConfig(queue_threshold=1.0), limits=CoreLimits(let_in_per_turn_max=1, scopes_max=1)
+    )
+    fleet.worker(1, max_num_batched_tokens=100)
+    fleet.book("b", 1, isl=101)
+    first, second = (ticket_of(fleet.take(one, isl=5)) for one in ("q1", "q2"))
+    fleet.free("b")
+    assert isinstance(first.answer, Selection)
+    assert fleet.core.waiting_requests.withdraw(second)
+    fleet.free("q1")
+    fleet.delete(1)
+    fleet.core.registry.sweep(1000)
+    fleet.worker(2, model_name="another")
+    assert len(fleet.core.partitions) == 1
+    more, _ = fleet.core.tick(fleet.now)
+    assert not more
