@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionPolicy, AdmissionVerdict
 
 if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
+    from select_service.core.admission.policy_api import AdmissionRequest
+    from select_service.core.admission.pool_load import PoolLoad
 
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8
@@ -23,7 +24,7 @@ _SURELY_BELOW: Final = 1.0 - 1e-6
 
 
 def utilization(
-    pool: AdmissionPool,
+    pool: PoolLoad,
     queue_depth: float = DEFAULT_QUEUE_DEPTH,
     kv_utilization: float = DEFAULT_KV_UTILIZATION,
 ) -> float:
@@ -36,11 +37,10 @@ def utilization(
     return float(worse.cumsum()[-1]) / pool.instances
 
 
-class GaieLegacy:
+class GaieLegacy(AdmissionPolicy):
     """Refuses sheddable requests while the pool's utilization reaches 1."""
 
-    name: Final = "gaie-legacy"
-    charges: Final = False
+    name = "gaie-legacy"
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class GaieLegacy:
         self._queue_depth = queue_depth
         self._kv_utilization = kv_utilization
 
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Refuse sheddable requests of a saturated pool."""
         if self._classes.priority(ask.slo_class) >= 0:
             return ADMIT
@@ -67,13 +67,3 @@ class GaieLegacy:
         return AdmissionVerdict(
             "refuse", reason, "gaie-saturated", facts={"saturation": saturation, "limit": 1.0}
         )
-
-    def charge(self, ask: AdmissionRequest, now: float) -> None:
-        """Charge nothing."""
-
-    def hold(self, ask: AdmissionRequest, now: float) -> None:
-        """Hold nothing."""
-
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
-        """Return the pool's drain rate: computed tokens become room."""
-        return "pool", pool.prefill_rate * pool.instances

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.policies import Built
     from select_service.core.admission.policy_api import AdmissionPolicy, AdmissionRequest, Facts
     from select_service.core.admission.pool_load import PoolLoad
-    from select_service.core.admission.queueing_policy import QueueingPolicy
+    from select_service.core.admission.slo_shed import SloShed
     from select_service.core.admission.tallies import ByTenant, ClassTally
     from select_service.core.columns import Rows
 
@@ -93,7 +93,7 @@ class Gate(Generic[T]):
         policy: AdmissionPolicy,
         pool: PoolLoad,
         *,
-        queue: QueueingPolicy[T] | None = None,
+        queue: SloShed[T] | None = None,
         busy: BusyRanks | None = None,
         caps: WorkerCaps | None = None,
         returns: RetryPromises | None = None,

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from select_service.core.admission.always_admit import AlwaysAdmit
 from select_service.core.admission.classes import SloClasses
+from select_service.core.admission.constant_policy import CONSTANT, ConstantPolicy
 from select_service.core.admission.gaie_legacy import (
     DEFAULT_KV_UTILIZATION,
     DEFAULT_QUEUE_DEPTH,
     GaieLegacy,
 )
 from select_service.core.admission.policy_api import TENANTS_MAX, checked, is_finite_number
-from select_service.core.admission.reject_all import RejectAll
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.slo_shed_settings import (
     DEFAULT_QUOTAS,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.core.admission.policy_api import AdmissionPolicy
-    from select_service.core.admission.queueing_policy import QueueingPolicy
 
 T = TypeVar("T")
 
@@ -83,7 +81,7 @@ class Built(NamedTuple, Generic[T]):
     """A policy ready to judge."""
 
     policy: AdmissionPolicy
-    queue: QueueingPolicy[T] | None  # where its requests wait, if it has a queue
+    queue: SloShed[T] | None  # where its requests wait, if it has a queue
     classes: SloClasses
     name: str
     config: dict[str, object]  # as given, under our names: enough to rebuild it
@@ -193,10 +191,8 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
 
 
 def _plain(name: str, read: _Reader, classes: SloClasses) -> AdmissionPolicy:
-    if name == "always-admit":
-        return AlwaysAdmit()
-    if name == "reject-all":
-        return RejectAll()
+    if name in CONSTANT:
+        return ConstantPolicy(name)
     if name == "token-bucket":
         tenants_max = read.whole("tenants_max", TENANTS_MAX)
         if tenants_max < 1:

@@ -15,8 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.columns import Floats
-    from select_service.core.ledger.rank_speeds import PoolSpeed
+    from select_service.core.admission.pool_load import PoolLoad
 
 Outcome = Literal["admit", "wait", "refuse"]
 Facts = dict[str, float | int | str]
@@ -66,75 +65,6 @@ class AdmissionVerdict(NamedTuple):
 ADMIT: Final = AdmissionVerdict("admit")
 
 
-class AdmissionPool(Protocol):
-    """The state of the schedulable instances (worker ranks).
-
-    Columns may have rows without an instance, which hold 0; `instances` is the real number.
-    """
-
-    @property
-    def now(self) -> float:
-        """When its load last changed, in monotonic seconds."""
-        ...
-
-    @property
-    def instances(self) -> int:
-        """How many instances there are."""
-        ...
-
-    @property
-    def queue_depth(self) -> Floats:
-        """Requests waiting inside each instance."""
-        ...
-
-    @property
-    def batch_size(self) -> Floats:
-        """Requests in each running batch."""
-        ...
-
-    @property
-    def in_flight(self) -> Floats:
-        """Requests sent to each instance and not ended."""
-        ...
-
-    @property
-    def kv_utilization(self) -> Floats:
-        """Share of KV blocks in use, 0..1 or a little more."""
-        ...
-
-    @property
-    def heaviest(self) -> int:
-        """The largest sum of waiting, running and in-flight requests on one instance."""
-        ...
-
-    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
-        """Return an upper bound of `gaie_legacy.utilization`; infinity: unknown."""
-        ...
-
-    @property
-    def saturation(self) -> float:
-        """`slo_shed`'s measure of the whole pool; 1 means full. See `slo_shed.py`."""
-        ...
-
-    @property
-    def prefill_backlog(self) -> float:
-        """Booked prefill tokens not computed yet."""
-        ...
-
-    @property
-    def prefill_rate(self) -> float:
-        """Prefill tokens per second of one instance, as measured; 0: unknown."""
-        ...
-
-    def outlook(self) -> tuple[PoolSpeed | None, float, float]:
-        """Return how fast prompts are computed (None: unknown), prefill_backlog and saturation."""
-        ...
-
-    def tenant_in_flight(self, tenant_id: str) -> int:
-        """Requests of the tenant that were admitted and have not ended."""
-        ...
-
-
 class HeldAllowance(Protocol):
     """Part of an allowance held for a waiting request."""
 
@@ -143,40 +73,31 @@ class HeldAllowance(Protocol):
         ...
 
 
-class AdmissionPolicy(Protocol):
+class AdmissionPolicy:
     """Decides on arrival. `judge` charges nothing; `charge` follows iff the request goes on."""
 
-    @property
-    def name(self) -> str:
-        """As typed in `--admission-policy`."""
-        ...
+    name: str  # as typed in `--admission-policy`
+    charges = False
+    """Whether `charge` does anything; if not it is skipped, as nearly all requests pay for it."""
 
-    @property
-    def charges(self) -> bool:
-        """Whether `charge` does anything.
-
-        If not, the call is skipped, as nearly all requests pay for it.
-        """
-        ...
-
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Decide whether a request may go on; valid until any other event."""
-        ...
+        raise NotImplementedError
 
     def charge(self, ask: AdmissionRequest, now: float) -> None:
-        """Charge an admitted request."""
-        ...
+        """Charge an admitted request; without an allowance there is nothing to charge."""
 
     def hold(self, ask: AdmissionRequest, now: float) -> HeldAllowance | None:
         """Hold what an admitted request will be charged while it waits for a worker."""
-        ...
+        return None
 
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: PoolLoad) -> tuple[str, float]:
         """Return the allowance such a request needs, and its refill rate in tokens per second.
 
-        Refused requests return at that rate; 0: unknown.
+        Refused requests return at that rate; 0: unknown. Without an allowance it is the rate at
+        which the pool drains: computed tokens become room.
         """
-        ...
+        return "pool", pool.prefill_rate * pool.instances
 
 
 class InstanceSnapshot(NamedTuple):

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from select_service.core.admission.load_columns import LoadColumns
     from select_service.core.columns import Floats
     from select_service.core.ledger.drain_meter import WorkDone
     from select_service.core.ledger.rank_speeds import RankSpeeds
+    from select_service.core.ledger.slot_loads import SlotLoads
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 FloatOrColumn = TypeVar("FloatOrColumn", float, "Floats")
@@ -103,7 +103,7 @@ class _OfOthers:
     Used only while a worker drains: a copy of a thousand rows takes a microsecond.
     """
 
-    def __init__(self, loads: LoadColumns, left_out: Collection[int]) -> None:
+    def __init__(self, loads: SlotLoads, left_out: Collection[int]) -> None:
         self._loads = loads
         self._left_out = np.array([*left_out], dtype=np.int64)
 
@@ -146,15 +146,16 @@ class _OfOthers:
 
 
 class PoolLoad:
-    """A `Pool` over slots; detached slots do not count."""
+    """The load of a pool of slots; detached ones do not count, and empty ones hold 0."""
 
     def __init__(
         self,
-        loads: LoadColumns,
+        loads: SlotLoads,
         limits: SaturationLimits | None = None,
         meter: DrainMeter | None = None,
     ) -> None:
-        self.loads = self._loads = loads
+        self._loads = loads
+        self.loads: SlotLoads | _OfOthers = loads
         self.limits = limits or SaturationLimits()
         self.meter = meter or DrainMeter(loads.work)
         self._targets: TargetSource | None = None

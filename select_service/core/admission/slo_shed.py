@@ -23,7 +23,7 @@ import math
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from select_service.core.admission.fair_queue import FairQueue, Waiting
-from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionPolicy, AdmissionVerdict
 from select_service.core.admission.slo_shed_settings import SloShedSettings
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, MEMORY_S, AdmittedTraffic
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest, Facts
+    from select_service.core.admission.policy_api import AdmissionRequest, Facts
+    from select_service.core.admission.pool_load import PoolLoad
 
 T = TypeVar("T")
 
@@ -59,14 +60,14 @@ def ceilings(bands: int, usage_limit: float) -> tuple[float, ...]:
     return tuple(1.0 - band * (1.0 - usage_limit) / (bands - 1) for band in range(bands))
 
 
-class SloShed(Generic[T]):
+class SloShed(AdmissionPolicy, Generic[T]):
     """The policy with its queue of waiting items.
 
     `judge` costs O(bands); everything else O(log n) in the number of waiting items.
     """
 
-    name: Final = "slo-shed"
-    charges: Final = True
+    name = "slo-shed"
+    charges = True
 
     def __init__(self, classes: SloClasses, settings: SloShedSettings | None = None) -> None:
         self.settings = settings or SloShedSettings()
@@ -107,7 +108,7 @@ class SloShed(Generic[T]):
         never."""
         self._usual = self._lines[classes.usual]
         self._judged: AdmissionRequest | None = None  # the last request judged, and its line
-        self._judged_line = 0
+        self.judged_line = 0
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
             None
@@ -167,7 +168,7 @@ class SloShed(Generic[T]):
 
     # -- on arrival ----------------------------------------------------------------------------
 
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:  # noqa: C901 - all pay for it
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:  # noqa: C901 - all pay for it
         """Admit, queue or refuse a request; nothing is charged."""
         line, limit_s = self._lines.get(ask.slo_class, self._usual)
         if self._budgets is not None:
@@ -175,7 +176,7 @@ class SloShed(Generic[T]):
             limit_s = self._limit_s(ask, line)
         elif ask.target_s != math.inf:
             limit_s = self._limit_s(ask, line)
-        self._judged, self._judged_line = ask, line
+        self._judged, self.judged_line = ask, line
         queue = self._queue
         speed, backlog, saturation = pool.outlook()
         if limit_s != math.inf and speed is not None:
@@ -293,7 +294,7 @@ class SloShed(Generic[T]):
         self._let_in.clear()
 
     def _charge_at_once(self, ask: AdmissionRequest, now: float) -> None:
-        line = self._judged_line
+        line = self.judged_line
         if self._judged is not ask:  # usually it was judged just before
             line = self.line_of(self._band(ask, now))
         self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
@@ -336,11 +337,6 @@ class SloShed(Generic[T]):
             return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
-    @property
-    def judged_line(self) -> int:
-        """The line of the request that was judged last."""
-        return self._judged_line
-
     def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
         """Charge the tenant of a request in this line for its answer instead of the expected one.
 
@@ -362,10 +358,7 @@ class SloShed(Generic[T]):
             bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
             bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
 
-    def hold(self, ask: AdmissionRequest, now: float) -> None:
-        """Hold nothing: requests wait in this policy's queue and have paid; see `enqueue`."""
-
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: PoolLoad) -> tuple[str, float]:
         """Return the pool's drain rate: computed tokens become room."""
         drains = pool.prefill_rate * pool.instances
         if self._queue.waiting:
@@ -397,7 +390,7 @@ class SloShed(Generic[T]):
         self.queue.push(one)
         return one
 
-    def may_go(self, pool: AdmissionPool, limit: int) -> Iterator[Waiting[T]]:
+    def may_go(self, pool: PoolLoad, limit: int) -> Iterator[Waiting[T]]:
         """Yield up to `limit` requests that may go now; `serve` one, then ask again.
 
         Its band must be open; a closed band also blocks all bands below it.

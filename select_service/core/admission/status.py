@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import ClassTally
 from select_service.types.admission import AdmissionStatus, ClassCounts, ScopeAdmission
 
@@ -57,13 +56,7 @@ def status_in_steps(
 
 
 def _counts(tally: ClassTally) -> ClassCounts:
-    return ClassCounts(
-        offered=tally.offered,
-        admitted=tally.admitted,
-        refused=tally.refused,
-        withdrawn=tally.withdrawn,
-        waiting=tally.waiting,
-    )
+    return ClassCounts(**{name: getattr(tally, name) for name in ClassCounts.__struct_fields__})
 
 
 def _scope(partition: Partition, admission: PartitionAdmission) -> ScopeAdmission:
@@ -77,5 +70,5 @@ def _scope(partition: Partition, admission: PartitionAdmission) -> ScopeAdmissio
         busy_ranks=admission.busy.count,
         full_ranks=admission.caps.full_slots,
         promises=gate.returns.size,
-        flaps=sum(gate.queue.flaps) if isinstance(gate.queue, SloShed) else 0,
+        flaps=0 if gate.queue is None else sum(gate.queue.flaps),
     )

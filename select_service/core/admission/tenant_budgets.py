@@ -8,23 +8,23 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import AdmissionVerdict, is_finite_number
+from select_service.core.admission.policy_api import (
+    AdmissionPolicy,
+    AdmissionVerdict,
+    is_finite_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import (
-        AdmissionPolicy,
-        AdmissionPool,
-        AdmissionRequest,
-        HeldAllowance,
-    )
+    from select_service.core.admission.policy_api import AdmissionRequest, HeldAllowance
+    from select_service.core.admission.pool_load import PoolLoad
 
 _OVER: Final = AdmissionVerdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
 
 
-class TenantBudgets:
+class TenantBudgets(AdmissionPolicy):
     """Wraps a policy; `budgets` are shares of the pool's room for requests.
 
     Args:
@@ -52,18 +52,9 @@ class TenantBudgets:
                 raise ValueError(f"tenant budgets: the share of {tenant_id!r} must be at least 0")
         self._classes = classes
         self.inner = inner
+        self.name, self.charges = inner.name, inner.charges  # budgets are an addition to it
         self._budgets = MappingProxyType(dict(budgets))
         self._seats_per_instance = seats_per_instance
-
-    @property
-    def name(self) -> str:
-        """The inner policy's name: budgets are an addition to it."""
-        return self.inner.name
-
-    @property
-    def charges(self) -> bool:
-        """Whether the inner policy charges."""
-        return self.inner.charges
 
     def is_over(self, tenant_id: str, in_flight: int, instances: int) -> bool:
         """Tell whether a tenant has strictly more in flight than its share of all seats."""
@@ -72,7 +63,7 @@ class TenantBudgets:
             return False
         return in_flight > share * (instances * self._seats_per_instance)
 
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Refuse sheddable work of a tenant over budget; else ask the inner policy.
 
         What the inner policy never lets in is told so at once.
@@ -95,7 +86,7 @@ class TenantBudgets:
         """Hold the inner policy's allowance."""
         return self.inner.hold(ask, now)
 
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: PoolLoad) -> tuple[str, float]:
         """Return the inner policy's line and rate, or else the tenant's share of the drain rate."""
         line, rate = self.inner.refill(ask, pool)
         share = self._budgets.get(ask.tenant_id)

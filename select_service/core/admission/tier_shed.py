@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionPolicy, AdmissionVerdict
 
 if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
+    from select_service.core.admission.policy_api import AdmissionRequest
+    from select_service.core.admission.pool_load import PoolLoad
 
 DEFAULT_THRESHOLD: Final = 0
 DEFAULT_MIN_PRIORITY: Final = 3
@@ -21,11 +22,10 @@ NEVER_CODE: Final = "tier-shed-always"
 """Of a class that a threshold below 0 sheds under any load."""
 
 
-class TierShed:
+class TierShed(AdmissionPolicy):
     """Sheds below a priority while the fullest instance carries more than the threshold."""
 
-    name: Final = "tier-shed"
-    charges: Final = False
+    name = "tier-shed"
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TierShed:
         self._threshold = threshold
         self._min_priority = min_priority
 
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Refuse low priorities under load; an empty pool has no load."""
         priority = self._classes.priority(ask.slo_class)
         if priority >= self._min_priority:
@@ -59,13 +59,3 @@ class TierShed:
             facts={"load": load, "limit": self._threshold},
             can_fit=can_fit,
         )
-
-    def charge(self, ask: AdmissionRequest, now: float) -> None:
-        """Charge nothing."""
-
-    def hold(self, ask: AdmissionRequest, now: float) -> None:
-        """Hold nothing."""
-
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
-        """Return the pool's drain rate: computed tokens become room."""
-        return "pool", pool.prefill_rate * pool.instances

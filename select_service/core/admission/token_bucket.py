@@ -11,10 +11,16 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, TENANTS_MAX, AdmissionVerdict
+from select_service.core.admission.policy_api import (
+    ADMIT,
+    TENANTS_MAX,
+    AdmissionPolicy,
+    AdmissionVerdict,
+)
 
 if TYPE_CHECKING:
-    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest, Facts
+    from select_service.core.admission.policy_api import AdmissionRequest, Facts
+    from select_service.core.admission.pool_load import PoolLoad
 
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
@@ -156,11 +162,11 @@ class TenantBuckets:
         return False
 
 
-class TokenBucketPolicy:
+class TokenBucketPolicy(AdmissionPolicy):
     """Admits requests while the bucket holds their input tokens."""
 
-    name: Final = "token-bucket"
-    charges: Final = True
+    name = "token-bucket"
+    charges = True
 
     def __init__(
         self,
@@ -181,7 +187,7 @@ class TokenBucketPolicy:
         """Return the bucket a tenant's requests are charged to."""
         return self._only if self._tenants is None else self._tenants.of(tenant_id, t_us)
 
-    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Refuse a request the bucket has too few tokens for; nothing is charged yet."""
         t_us = round(now * 1e6)
         if self._tenants is None and self._only.holds(ask.tokens, t_us):
@@ -214,7 +220,7 @@ class TokenBucketPolicy:
         """Reserve a request's input tokens, so that no other waiting request is let in on them."""
         return HeldTokens(self.bucket_of(ask.tenant_id, round(now * 1e6)), ask.tokens)
 
-    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: PoolLoad) -> tuple[str, float]:
         """Return the bucket's refill rate."""
         line = "" if self._tenants is None else ask.tenant_id
         return f"bucket {line}", self._only.refill_rate

@@ -10,22 +10,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from select_service.core.admission.retry_after import PromiseCounts
-from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import TENANT_LABELS_MAX, ByTenant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from select_service.core.admission.gate import Gate
-    from select_service.core.admission.queueing_policy import QueueingPolicy
+    from select_service.core.admission.slo_shed import SloShed
 
 T = TypeVar("T")
 
 
 def bands_closed_by(gate: Gate[T]) -> dict[int, int]:
     """Return how often a gate's current queue has closed each band."""
-    queue = gate.queue
-    return dict(enumerate(queue.flaps)) if isinstance(queue, SloShed) else {}
+    return {} if gate.queue is None else dict(enumerate(gate.queue.flaps))
 
 
 class Totals:
@@ -64,9 +62,9 @@ class Totals:
         elif rejections:
             self._rejections.setdefault(model_name, Counter()).update(rejections)
 
-    def left_by_queue(self, queue: QueueingPolicy[T] | None) -> None:
+    def left_by_queue(self, queue: SloShed[T] | None) -> None:
         """Keep the counts of a queue that another policy replaces."""
-        if isinstance(queue, SloShed):
+        if queue is not None:
             self._bands_closed.update(dict(enumerate(queue.flaps)))
 
     # -- sums over past and present ------------------------------------------------------------

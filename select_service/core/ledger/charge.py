@@ -15,7 +15,7 @@ __all__ = ["Charge", "answer_tokens"]
 
 
 class AnswerCharges(Protocol):
-    """Who has charged: a policy with a queue, see `queueing_policy.py`."""
+    """Who has charged: a policy with a queue, see `slo_shed.py`."""
 
     def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
         """Charge for an answer of `reported` tokens instead of the expected ones."""

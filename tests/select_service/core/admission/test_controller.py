@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from select_service.core.admission.policy_api import (
-    AdmissionPool,
-    AdmissionRequest,
-    AdmissionVerdict,
-)
+from select_service.core.admission.policy_api import AdmissionRequest, AdmissionVerdict
+from select_service.core.admission.pool_load import PoolLoad
 from tests.select_service.core.admission.gated import fleet, keeper_of
 from tests.select_service.core.whole_fleet import DEFAULT
 
@@ -33,7 +30,7 @@ def test_a_request_is_asked_for_with_every_fact_in_its_place() -> None:
     keeper, seen = keeper_of(some), list[AdmissionRequest]()
     judge = keeper.gate.policy.judge
 
-    def spy(ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
+    def spy(ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         seen.append(ask)
         return judge(ask, pool, now)
 
