@@ -20,6 +20,7 @@ loads = st.builds(
     st.integers(0, 50),
     st.integers(0, 50),
     st.none() | st.integers(0, 20),
+    st.none() | st.integers(0, 2**32 - 1),  # reports are u32
 ).map(lambda load: load._replace(prefilling=min(load.prefilling, load.requests)))
 
 
