@@ -68,24 +68,6 @@ class FleetSnapshot:
         size: its new bytes: the first record that has them is charged with them.
     """
 
-    __slots__ = (
-        "_block_size",
-        "_catalog",
-        "_estimate",
-        "_fleet_slots",
-        "_fresh",
-        "_noted",
-        "_open",
-        "_parts",
-        "_scope",
-        "_speeds",
-        "_stream_of",
-        "everyone",
-        "size",
-        "told",
-        "until",
-    )
-
     def __init__(
         self,
         scope: Scope,

@@ -34,24 +34,6 @@ HOPELESS: Final = 0.8
 class RankTrust:
     """The state of one rank."""
 
-    __slots__ = (
-        "_count",
-        "_missing",
-        "_weight",
-        "clearings",
-        "freshness",
-        "is_distrusted",
-        "mean_error_tokens",
-        "reports",
-        "reread_after",
-        "reread_samples",
-        "reread_wait_s",
-        "rereads",
-        "samples",
-        "stale",
-        "void_before",
-    )
-
     def __init__(self) -> None:
         self.reports = 0  # prompts with a report of their cached tokens
         self.mean_error_tokens = 0.0  # over those: predicted - actual

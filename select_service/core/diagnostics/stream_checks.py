@@ -88,29 +88,6 @@ class Look(NamedTuple):
 class StreamChecks:
     """What one stream did lately."""
 
-    __slots__ = (
-        "_answered",
-        "_asked_since",
-        "_asks",
-        "_batches",
-        "_heard_at",
-        "_link_since",
-        "_lives",
-        "_long",
-        "_long_at",
-        "_losses",
-        "_lost",
-        "_prompts",
-        "_readable",
-        "_replayed",
-        "_requests",
-        "_skewed",
-        "_skews",
-        "_usable",
-        "known_since",
-        "stream",
-    )
-
     def __init__(self, stream: EventStream, connections: int, requests: int, now: float) -> None:
         self.stream = stream
         self.known_since = now

@@ -36,26 +36,6 @@ class RankTally:
 class DemandTally:
     """Sums of one partition."""
 
-    __slots__ = (
-        "answered",
-        "answering_s",
-        "answering_tokens",
-        "ended",
-        "fades_at",
-        "first_tokens",
-        "forgotten",
-        "found_on_departed",
-        "isl_counts",
-        "isl_tokens",
-        "output_tokens",
-        "prefill_tokens",
-        "ranks",
-        "refused",
-        "request_s",
-        "reused",
-        "ttft_s",
-    )
-
     def __init__(self) -> None:
         self.isl_counts = [0] * _SIZES
         """Requests that were given a worker, by bit_length of their prompt."""

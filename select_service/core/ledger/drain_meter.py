@@ -33,23 +33,6 @@ class DrainMeter:
         prior_tokens_per_s: speed of one rank, until more is known.
     """
 
-    __slots__ = (
-        "_busy_since_said",
-        "_ended",
-        "_memory_s",
-        "_said_seconds",
-        "_seen_busy_seconds",
-        "_seen_computed",
-        "_seen_ended",
-        "_seen_said_seconds",
-        "_seen_stayed_s",
-        "_seen_unheard",
-        "_span",
-        "_stayed_s",
-        "_tokens",
-        "work",
-    )
-
     def __init__(
         self,
         work: WorkDone,
@@ -146,21 +129,6 @@ to hang: a degraded engine is slower by a factor of ten."""
 
 class WorkDone:
     """Totals of one pool of ranks, and the time of each rank's last report, by slot."""
-
-    __slots__ = (
-        "_span_marks",
-        "_spoke",
-        "_unsure",
-        "at",
-        "computed",
-        "computing",
-        "ended",
-        "resumed_at",
-        "said_seconds",
-        "stayed_s",
-        "stirred",
-        "unheard",
-    )
 
     def __init__(self) -> None:
         self.at = 0.0

@@ -40,22 +40,6 @@ BLOCKS_PER_STEP: Final = 64
 class Ledger:
     """Reservations by slot, and the load they cause, updated with every lifecycle call."""
 
-    __slots__ = (
-        "__weakref__",
-        "_all_generations",
-        "_deadlines",
-        "_generations",
-        "_outputs",
-        "blocks",
-        "changes",
-        "estimate",
-        "first_blocks",
-        "live",
-        "loads",
-        "previous_ranks",
-        "sequence_blocks",
-    )
-
     def __init__(
         self,
         *,

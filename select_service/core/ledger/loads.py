@@ -131,19 +131,6 @@ class LoadChanges:
         full: the full slots, likewise.
     """
 
-    __slots__ = (
-        "begun",
-        "busy",
-        "decode_alarm",
-        "ended",
-        "full",
-        "look",
-        "names_wanted",
-        "prefill_alarm",
-        "requests_alarm",
-        "slots",
-    )
-
     def __init__(self, busy: AbstractSet[int], full: AbstractSet[int]) -> None:
         self.look = True
         """Whether anything needs checking before the next request is judged: a change, a slot that

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 class LoadRows:
     """Columns of equal length; `slot_loads.py` documents their content."""
 
-    __slots__ = (
-        "_ahead",
-        "_churn",
-        "_computing",
-        "_context",
-        "_decode",
-        "_heard",
-        "_max_num_seqs",
-        "_prefill",
-        "_requests",
-        "_step",
-        "_wait",
-    )
-
     def __init__(
         self,
         prefill: Floats,

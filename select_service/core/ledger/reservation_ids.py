@@ -53,21 +53,6 @@ class LiveReservation(Struct, eq=False):
 class ReservationIds:
     """Live ids, their second names, waiting ids and recently freed ids."""
 
-    __slots__ = (
-        "_dropped",
-        "_foreign",
-        "_second_names",
-        "added",
-        "by_id",
-        "changes",
-        "freed",
-        "hold",
-        "own",
-        "pairs",
-        "tenants",
-        "waiting",
-    )
-
     def __init__(self, *, freed_ids_max: int, shares: Shares | None = None) -> None:
         self.by_id: dict[str, LiveReservation] = {}
         """By id, with those of ranks that have left."""

@@ -48,30 +48,6 @@ class SlotLoads:
     `ensure` replaces them rather than resizing; read them through this object every time.
     """
 
-    __slots__ = (
-        "ahead",
-        "churn",
-        "computing",
-        "context",
-        "decode",
-        "follows_queues",
-        "heard",
-        "max_num_seqs",
-        "packed",
-        "prefill",
-        "prefill_backlog",
-        "prefill_left",
-        "prefilling",
-        "pull_speeds",
-        "recent",
-        "requests",
-        "rows",
-        "speeds",
-        "step",
-        "wait",
-        "work",
-    )
-
     def __init__(self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
         self.prefill: Floats = np.zeros(0)
         """P: booked prefill tokens of reservations whose prefill is not complete."""

@@ -128,22 +128,6 @@ class Bound:
         refused: how often there was no room, by party.
     """
 
-    __slots__ = (
-        "_beyond",
-        "_by_prefix",
-        "_held",
-        "_measured",
-        "_most",
-        "_others",
-        "_over",
-        "_shares",
-        "name",
-        "part",
-        "promised",
-        "refused",
-        "total",
-    )
-
     def __init__(
         self, shares: Shares, name: str, most: Callable[[], int], *, by_prefix: bool
     ) -> None:
