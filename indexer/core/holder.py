@@ -112,6 +112,7 @@ class Holder:
     """One rank between its attachment, or last clear, and the next clear."""
 
     __slots__ = (
+        "_others",
         "bit",
         "blocks",
         "counts",
@@ -127,17 +128,29 @@ class Holder:
         "where",
     )
 
-    def __init__(self, rank: WorkerRank, slot: int, holder_id: int) -> None:
+    def __init__(
+        self, rank: WorkerRank, slot: int, holder_id: int, others: Sequence[Holder | None] = ()
+    ) -> None:
+        """Make one that holds nothing.
+
+        Args:
+            rank: whose blocks it names.
+            slot: the rank's slot.
+            holder_id: its bit in masks.
+            others: all holders of the tree by their ids, as they come and go.
+        """
         self.rank = rank
         self.slot = slot
         self.holder_id = holder_id
         self.bit = 1 << holder_id
+        self._others = others
         self.home: int | None = None  # group whose references need no entry in `counts`
         # engine hash → the node of its one content position, whatever the tier
         self.where = NameMap()
         # node → this rank's engine hashes of it, aligned with the start of the edge. Beyond the
         # held positions it keeps each position's last name (0: none), because a dump needs it to
-        # say where a block below a hole belongs.
+        # say where a block below a hole belongs. Engines that hash alike give a block the same
+        # name: then their runs are one object.
         self.runs: dict[Node, bytes] = {}
         self.counts: list[ReferenceCounts | None] = [None] * len(Tier)
         self.blocks = [0] * len(Tier)  # held positions per tier
@@ -197,9 +210,16 @@ class Holder:
         start = position * HASH_BYTES
         end = start + len(packed)
         if len(run) == start:
-            self.runs[node] = run + packed if run else packed
+            run = run + packed if run else packed
         else:
-            self.runs[node] = run[:start].ljust(start, b"\0") + packed + run[end:]
+            run = run[:start].ljust(start, b"\0") + packed + run[end:]
+        others = node.members & ~self.bit
+        if others:  # one is asked: the others have its run, or names of their own
+            other = self._others[(others & -others).bit_length() - 1]
+            theirs = None if other is None else other.runs.get(node)
+            if theirs == run:
+                run = theirs
+        self.runs[node] = run
         node.members |= self.bit
 
     def names_held(self, node: Node, positions: int) -> Iterable[int]:

@@ -175,7 +175,7 @@ class KvIndex:
         else:
             holder_id = len(holders)
             holders.append(None)
-        holder = holders[holder_id] = self._ranks[rank] = Holder(rank, slot, holder_id)
+        holder = holders[holder_id] = self._ranks[rank] = Holder(rank, slot, holder_id, holders)
         self._table.assign(holder_id, slot)
         self.tree.live |= holder.bit
         return holder

@@ -96,7 +96,10 @@ def _bytes_of_tree(tree: RadixTree) -> int:
 
 
 def _bytes_of(holder: Holder) -> int:
-    """Estimate the bytes of a rank apart from its share of the tree."""
+    """Estimate the bytes of a rank apart from its share of the tree.
+
+    Names that are kept once for several ranks (`Holder.runs`) count for each of them.
+    """
     size = holder.where.nbytes + len(holder.where) * HASH_BYTES
     if holder.limiting is not None:
         size += holder.limiting.nbytes

@@ -218,19 +218,25 @@ class RadixTree:
             node.drop_empty_tiers()
             lower.drop_empty_tiers()
         node.split_aliases(at, lower)
+        halves: dict[bytes, tuple[bytes, bytes]] = {}
         for holder_id in bits(node.members):
-            self._split_run(self.holder(holder_id), node, at, lower)
+            self._split_run(self.holder(holder_id), node, at, lower, halves)
 
     @staticmethod
-    def _split_run(holder: Holder, node: Node, at: int, lower: Node) -> None:
+    def _split_run(
+        holder: Holder, node: Node, at: int, lower: Node, halves: dict[bytes, tuple[bytes, bytes]]
+    ) -> None:
+        """Split a holder's run; `halves` has those of runs split before, which it may share."""
         run = holder.runs[node]
+        if run not in halves:
+            halves[run] = run[: at * HASH_BYTES], run[at * HASH_BYTES :]
+        holder.runs[node], tail = halves[run]
         held = lower.held_anywhere(holder.holder_id)
         if held or not holder.runs.keys().isdisjoint(lower.children.values()):
-            holder.runs[lower] = run[at * HASH_BYTES :]
+            holder.runs[lower] = tail
             lower.members |= holder.bit
             if held:
                 holder.refile(holder.names_held(lower, held), lower)
-        holder.runs[node] = run[: at * HASH_BYTES]
 
     def holder(self, holder_id: int) -> Holder:
         """Return the holder of a bit in a mask."""
