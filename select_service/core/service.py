@@ -36,7 +36,7 @@ from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.decisions.shadow import Shadowing
 from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.dict_compaction import DictCompaction, all_tables
-from select_service.core.effects import NOTHING, Effects
+from select_service.core.effects import Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
 from select_service.core.fleet.unschedulable import UnschedulableWorkers
@@ -340,28 +340,26 @@ class SelectionCore:
 
     def _open_state(self) -> None:
         """Register the tables that outlive the process."""
-        self.peer_endpoints = PeerEndpoints(NOTHING)
-        self.overrides = Overrides(NOTHING)
+        self.peer_endpoints, self.overrides = PeerEndpoints(), Overrides()
         claims, leases = self.lifecycle.announcer.claims, self.replicas.leases
         self.state = State(
             {
                 CONFIG: self.overrides,
-                ADMISSION: AdmissionSection(self.admitting, NOTHING),
-                THRESHOLD: ThresholdSection(self.admitting, NOTHING),
+                ADMISSION: AdmissionSection(self.admitting),
+                THRESHOLD: ThresholdSection(self.admitting),
                 WORKER: Workers(self.catalog, self.workers.restore),
-                LEASE: LeaseSection(self.lifecycle.leases, NOTHING),
+                LEASE: LeaseSection(self.lifecycle.leases),
                 PEER: self.peer_endpoints,
-                END: TombstoneRows(claims, NOTHING),
+                END: TombstoneRows(claims),
                 RESERVATION: Reservations(
                     lifecycle=self.lifecycle,
                     catalog=self.catalog,
                     partitions=self.partitions,
-                    nothing=NOTHING,
                 ),
-                SESSION: SessionSection(self.sessions, self.partitions, NOTHING),
-                CLOSING: ClosedLeaseRows(claims, leases, NOTHING),
-                LEASE_TERMS: LeaseTermsRows(claims, NOTHING),
-                CLAIM: ClaimRows(claims, self.replicas.snapshots, NOTHING),
+                SESSION: SessionSection(self.sessions, self.partitions),
+                CLOSING: ClosedLeaseRows(claims, leases),
+                LEASE_TERMS: LeaseTermsRows(claims),
+                CLAIM: ClaimRows(claims, self.replicas.snapshots),
             }
         )
 

@@ -14,6 +14,7 @@ import msgspec
 from indexer.types import Scope
 from select_service.core.admission.controller import scope_of_key
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
+from select_service.core.effects import NOTHING
 from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
 from select_service.core.ledger.reservation_ids import LiveReservation
@@ -206,9 +207,8 @@ class LeaseSection:
     A reservation's own record says which lease it is under.
     """
 
-    def __init__(self, leases: Leases, nothing: Effects) -> None:
+    def __init__(self, leases: Leases) -> None:
         self._leases = leases
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return the state of an open lease, or how it ended."""
@@ -222,11 +222,11 @@ class LeaseSection:
         """Open the lease with its full time to live, or remember its end for as long again."""
         state = _lease.decode(record)
         if not isinstance(state, LeaseState):
-            return self._nothing if self._leases.recall_ended(name, state, now) else None
+            return NOTHING if self._leases.recall_ended(name, state, now) else None
         if state.lease_id != name or self._leases.find(name) is not None:
             return None
         self._leases.restore(state, now)
-        return self._nothing
+        return NOTHING
 
 
 class Reservations:
@@ -237,12 +237,10 @@ class Reservations:
         lifecycle: Lifecycle,
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
-        nothing: Effects,
     ) -> None:
         self._lifecycle = lifecycle
         self._catalog = catalog
         self._partitions = partitions
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return the record of an id; other replicas keep their own bookings."""
@@ -270,7 +268,7 @@ class Reservations:
         bookings = self._lifecycle.bookings
         if record == _FREED or record.startswith(_ENDED):
             self._restore_freed(name, record, now)
-            return self._nothing
+            return NOTHING
         facts = _decode_reservation(record)
         partition = self._partitions.get(Scope(facts.model_name, facts.tenant_id))
         worker = self._catalog.find(facts.worker_id)
@@ -281,7 +279,7 @@ class Reservations:
         claims = self._lifecycle.announcer.claims
         if facts.born and claims.tombstones.has(name, (claims.router_id, facts.born)):
             bookings.remember(name, now)  # its end was stored, and this row not yet
-            return self._nothing
+            return NOTHING
         orphaned = facts.lease_id is not None and lease is None
         if partition is None or slot is None or orphaned or bookings.live(name) is not None:
             bookings.remember(name, now)
@@ -302,7 +300,7 @@ class Reservations:
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 claims.note_end(name, key, now, by_owner=False, heir=heir, kept=True)
-        return self._nothing
+        return NOTHING
 
 
 class PolicyRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -319,9 +317,8 @@ _decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
 class AdmissionSection:
     """The policy set by an operator at run time; otherwise the command line's applies."""
 
-    def __init__(self, admitting: AdmissionController, nothing: Effects) -> None:
+    def __init__(self, admitting: AdmissionController) -> None:
         self._admitting = admitting
-        self._nothing = nothing
 
     def record(self, _: str) -> bytes | None:
         """Return the policy and its configuration."""
@@ -331,15 +328,14 @@ class AdmissionSection:
         """Put it into force again, before workers come."""
         policy = _decode_policy(record)
         self._admitting.put_in_force(policy.name, policy.config)
-        return self._nothing
+        return NOTHING
 
 
 class ThresholdSection:
     """Busy thresholds by model and tenant."""
 
-    def __init__(self, admitting: AdmissionController, nothing: Effects) -> None:
+    def __init__(self, admitting: AdmissionController) -> None:
         self._admitting = admitting
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return an entry as it was set."""
@@ -350,7 +346,7 @@ class ThresholdSection:
         """Restore an entry; it has no effect while admission control is off."""
         model, tenant = scope_of_key(name)
         self._admitting.thresholds.restore(model, tenant, _decode_entry(record))
-        return self._nothing
+        return NOTHING
 
 
 _decode_overrides = msgspec.msgpack.Decoder(dict[str, object]).decode
@@ -359,10 +355,9 @@ _decode_overrides = msgspec.msgpack.Decoder(dict[str, object]).decode
 class Overrides:
     """Settings changed by an operator at run time; the edge interprets them."""
 
-    def __init__(self, nothing: Effects) -> None:
+    def __init__(self) -> None:
         self.values: dict[str, object] = {}
         self.changes: Changes | None = None
-        self._nothing = nothing
 
     def put(self, values: Mapping[str, object]) -> None:
         """Replace all settings by these."""
@@ -377,16 +372,15 @@ class Overrides:
     def restore(self, _: str, record: bytes, __: float) -> Effects | None:
         """Restore all settings."""
         self.values = _decode_overrides(record)
-        return self._nothing
+        return NOTHING
 
 
 class PeerEndpoints:
     """Replicas registered at run time; those of the command line come from there again."""
 
-    def __init__(self, nothing: Effects) -> None:
+    def __init__(self) -> None:
         self.endpoints: dict[str, None] = {}
         self.changes: Changes | None = None
-        self._nothing = nothing
 
     def add(self, endpoint: str) -> None:
         """Add an endpoint."""
@@ -409,7 +403,7 @@ class PeerEndpoints:
     def restore(self, name: str, _: bytes, __: float) -> Effects | None:
         """Restore an endpoint; the owner of the sockets registers it."""
         self.endpoints[name] = None
-        return self._nothing
+        return NOTHING
 
 
 def record_of(booking: LiveReservation) -> ReservationRecord:

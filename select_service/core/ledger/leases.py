@@ -8,7 +8,6 @@ so that its owner learns what happened instead of renewing in vain.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -17,7 +16,7 @@ from select_service.core.changes import LEASE
 from select_service.core.ledger.deadlines import Deadlines, deadline_of, rounded_up
 from select_service.core.ledger.reservation import Lease
 from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.errors import (
     InvalidField,
     LeaseClosed,
@@ -43,8 +42,6 @@ LISTED_MAX: Final = 500
 
 Ending: TypeAlias = Literal["closed", "expired"]
 """Also the form kept on disk."""
-
-_Ended: TypeAlias = OrderedDict[str, tuple[Ending, float]]
 
 
 REVISIONS_APART: Final = 1 << 10
@@ -75,11 +72,16 @@ class Leases:
         self._limits = limits
         shares = shares or Shares(limits)
         self._tenants = shares.bound("leases_max", lambda: limits.leases_max, by_prefix=True)
-        ended = shares.bound("ended_leases_max", lambda: limits.ended_leases_max, by_prefix=True)
         self._open: dict[str, Lease] = {}
         self._by_owner: dict[str, dict[str, Lease]] = {}
         self._deadlines: Deadlines[Lease] = Deadlines()
-        self._ended: TenantParts[_Ended] = TenantParts(shares, ended, OrderedDict)
+        self._ended: TenantMemory[str, tuple[Ending, float]] = TenantMemory(
+            shares,
+            "ended_leases_max",
+            lambda: limits.ended_leases_max,
+            by_prefix=True,
+            on_forgotten=self._changed,
+        )
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
         self.latest_revision = 0  # of all there were here
         self.changes: Changes | None = None  # set if the state is kept on disk
@@ -146,7 +148,7 @@ class Leases:
 
     def _check_not_closed(self, lease_id: str, now: float) -> None:
         """Refuse an id its owner has just closed. An expired lease may be opened again."""
-        how, at = self._find_ended(lease_id) or ("expired", now)
+        how, at = self._ended.get(prefix_in(lease_id), lease_id) or ("expired", now)
         left = at + self._limits.lease_reopen_s - now
         if how == "closed" and left > 0.0:
             self.reopening += 1
@@ -172,7 +174,7 @@ class Leases:
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s)
         self._tenants.take(prefix_in(lease.lease_id))
-        self._forget_ended(lease.lease_id)
+        self._ended.pop(prefix_in(lease.lease_id), lease.lease_id)
         self._changed(lease.lease_id)
         return lease
 
@@ -323,7 +325,7 @@ class Leases:
         """
         lease = self._open.get(lease_id)
         if lease is None:
-            if self._find_ended(lease_id) is not None:
+            if self.ending(lease_id) is not None:
                 return None
             raise LeaseNotFound(lease_id)
         self.end(lease, "closed", now)
@@ -349,53 +351,24 @@ class Leases:
     def remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
         """Record the end of a lease that is not open, here or, as its owner reports, elsewhere."""
         assert lease_id not in self._open
-        self._forget_ended(lease_id)
-        holder, row = self._ended.place(prefix_in(lease_id))
-        row[lease_id] = (how, now)
-        self._ended.took(holder)
+        self._ended.put(prefix_in(lease_id), lease_id, (how, now))
         self._changed(lease_id)
-        crowded = self._ended.crowded(holder)
-        if crowded is not None:
-            holder, row = crowded
-            self._changed(row.popitem(last=False)[0])
-            self._ended.left(holder)
-
-    def _forget_ended(self, lease_id: str) -> None:
-        for holder, row in self._ended.where(prefix_in(lease_id)):
-            if row.pop(lease_id, None) is not None:
-                self._ended.left(holder)
-                return
-
-    def _find_ended(self, lease_id: str) -> tuple[Ending, float] | None:
-        rows = self._ended.where(prefix_in(lease_id))
-        return next((row[lease_id] for _, row in rows if lease_id in row), None)
 
     def recall_ended(self, lease_id: str, how: Ending, now: float) -> bool:
         """Restore an end from before a restart; False if there is no room for it."""
-        has_room = self._ended.bound.has_room(prefix_in(lease_id))
-        if not has_room or lease_id in self._open:
+        if not self._ended.has_room(prefix_in(lease_id)) or lease_id in self._open:
             return False
         self.remember_ended(lease_id, how, now)
         return True
 
     def ending(self, lease_id: str) -> Ending | None:
         """Return how a lease ended, None if it has not, or it is no longer remembered."""
-        entry = self._find_ended(lease_id)
+        entry = self._ended.get(prefix_in(lease_id), lease_id)
         return None if entry is None else entry[0]
 
     def purge_ended(self, now: float, limit: int) -> int:
         """Forget up to `limit` leases that ended more than ten minutes ago; return how many."""
-        gone = 0
-        for holder, row in self._ended.turns(limit):
-            while gone < limit and row:
-                lease_id, (_, at) = next(iter(row.items()))
-                if now - at < ENDED_MEMORY_S:
-                    break
-                del row[lease_id]
-                self._ended.left(holder)
-                self._changed(lease_id)
-                gone += 1
-        return gone
+        return self._ended.purge(lambda ended: now - ended[1] >= ENDED_MEMORY_S, limit)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -439,7 +412,7 @@ class Leases:
         self._deadlines.check(self._open.values())
         self._tenants.check(map(prefix_in, self._open))
         self._ended.check()
-        ended = {lease_id for row in self._ended.rows for lease_id in row}
+        ended = {lease_id for lease_id, _ in self._ended.items()}
         assert len(ended) == len(self._ended), "ended once"
         assert not ended & self._open.keys(), "open and ended at once"
         owned = {lease for leases in self._by_owner.values() for lease in leases.values()}

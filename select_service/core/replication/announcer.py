@@ -24,7 +24,7 @@ from select_service.core.replication.dynamo_events import (
     Stamp,
 )
 from select_service.core.replication.first_answers import packed_answer
-from select_service.core.replication.messages import ClaimRecord
+from select_service.core.replication.messages import STAMPED, ClaimRecord
 from select_service.types import LeaseState
 
 if TYPE_CHECKING:
@@ -67,23 +67,8 @@ class Announcer:
         claim = self.own(partition, reservation, stamp.seq, answer)
         if held:
             claim.record = msgspec.structs.replace(claim.record, held=True)
-        record = claim.record
-        stamp = msgspec.structs.replace(
-            stamp,
-            isl_tokens=reservation.isl_tokens,
-            selection_id=reservation.selection_id,
-            ttl_s=self._ttl_told(reservation),
-            lease=_lease_of(reservation),
-            fairness_id=_fairness_told(partition, reservation),
-            charged=reservation.charged,
-            pair=reservation.pair,
-            fingerprint=record.fingerprint,
-            answer=record.answer,
-            wave=record.wave,
-            held=held,
-            session_id=reservation.session_id,
-            pulled=reservation.pulled,
-        )
+        told = {name: getattr(claim.record, name) for name in STAMPED}
+        stamp = msgspec.structs.replace(stamp, **told)
         track = reservation.track_prefill_tokens
         add = AddRequest(
             token_sequence=Hashes(partition.ledger.chain_of(reservation)),
@@ -281,37 +266,21 @@ class Announcer:
         stamp: Stamp,
     ) -> ReplicaEnvelope:
         worker, dp_rank = partition.fleet_slots.rank_at(reservation.slot)
-        return ReplicaEnvelope(
-            model_name=partition.scope.model_name,
-            tenant_id=partition.scope.tenant_id,
-            routing_group=partition.scope.tenant_id,
-            block_size=partition.index.block_size,
-            event=ReplicaEvent(
-                request_id=reservation.reservation_id,
-                worker=EventWorker(worker.worker_id, dp_rank),
-                data=data,
-                router_id=self.claims.router_id,
-                lora_name=reservation.lora_name,
-            ),
-            select_service=stamp,
-        )
+        at, name = EventWorker(worker.worker_id, dp_rank), reservation.reservation_id
+        event = ReplicaEvent(name, at, data, self.claims.router_id, reservation.lora_name)
+        return _enveloped(*partition.scope, partition.index.block_size, event, stamp)
 
     def _envelope_of(self, record: ClaimRecord, data: Ending, stamp: Stamp) -> ReplicaEnvelope:
         """Return the event of a reservation that is known by a claim only."""
-        return ReplicaEnvelope(
-            model_name=record.model_name,
-            tenant_id=record.tenant_id,
-            routing_group=record.tenant_id,
-            block_size=record.block_size,
-            event=ReplicaEvent(
-                request_id=record.reservation_id,
-                worker=EventWorker(record.worker_id, record.dp_rank),
-                data=data,
-                router_id=self.claims.router_id,
-                lora_name=record.lora_name,
-            ),
-            select_service=stamp,
-        )
+        at, name = EventWorker(record.worker_id, record.dp_rank), record.reservation_id
+        event = ReplicaEvent(name, at, data, self.claims.router_id, record.lora_name)
+        return _enveloped(record.model_name, record.tenant_id, record.block_size, event, stamp)
+
+
+def _enveloped(
+    model_name: str, tenant_id: str, block_size: int, event: ReplicaEvent, stamp: Stamp
+) -> ReplicaEnvelope:
+    return ReplicaEnvelope(model_name, tenant_id, tenant_id, block_size, event, stamp)
 
 
 def _fairness_told(partition: Partition, reservation: LedgerReservation) -> str:

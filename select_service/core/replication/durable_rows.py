@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from select_service.core.effects import NOTHING
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import ClaimRecord
 from select_service.core.replication.tombstones import TombstoneKept
@@ -53,9 +54,8 @@ _decode_closing = msgspec.msgpack.Decoder(dict[int, int]).decode
 class TombstoneRows:
     """Ends by `key_of` the id; restored before the reservations, which may be over."""
 
-    def __init__(self, claims: Claims, nothing: Effects) -> None:
+    def __init__(self, claims: Claims) -> None:
         self._claims = claims
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return everything that is over on an id."""
@@ -74,16 +74,15 @@ class TombstoneRows:
             self._claims.endings.recall(known.name, end, now)
         if known.freed:
             self._claims.endings.recall_freed(known.name, known.freed, now)
-        return self._nothing
+        return NOTHING
 
 
 class ClosedLeaseRows:
     """Closed leases by id; restored after the reservations that may be under them."""
 
-    def __init__(self, claims: Claims, leases: SharedLeases, nothing: Effects) -> None:
+    def __init__(self, claims: Claims, leases: SharedLeases) -> None:
         self._claims = claims
         self._leases = leases
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return by owner the last claim that is over with the lease."""
@@ -93,15 +92,14 @@ class ClosedLeaseRows:
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Remember it for as long again."""
         self._leases.recall_closed(name, _decode_closing(record), now)
-        return self._nothing
+        return NOTHING
 
 
 class LeaseTermsRows:
     """Times to live of other replicas' leases by id; restored before the claims that name them."""
 
-    def __init__(self, claims: Claims, nothing: Effects) -> None:
+    def __init__(self, claims: Claims) -> None:
         self._claims = claims
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return the time to live that our callers gave a lease, and its revision."""
@@ -113,7 +111,7 @@ class LeaseTermsRows:
         terms = _decode_terms(record)
         if not self._claims.router_id or not self._claims.copies.recall(name, terms, now):
             return None
-        return self._nothing
+        return NOTHING
 
 
 class ClaimRows:
@@ -122,10 +120,9 @@ class ClaimRows:
     Those of other replicas become hearsay, as if another replica had told us of them.
     """
 
-    def __init__(self, claims: Claims, snapshots: ReplicaSnapshots, nothing: Effects) -> None:
+    def __init__(self, claims: Claims, snapshots: ReplicaSnapshots) -> None:
         self._claims = claims
         self._snapshots = snapshots
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return the claims on an id that are to be kept, as they are now."""
@@ -143,4 +140,4 @@ class ClaimRows:
             return None
         for one in kept:
             self._snapshots.recall(one.owner, one.claim, now, aged=one.aged, wanted=one.wanted)
-        return self._nothing
+        return NOTHING

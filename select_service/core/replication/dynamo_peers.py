@@ -18,7 +18,7 @@ from select_service.core.expiring_map import ExpiringMap
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData
-from select_service.core.replication.messages import ClaimRecord, Ended
+from select_service.core.replication.messages import STAMPED, ClaimRecord, Ended
 from select_service.types import ReplicaStatus
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ def claimed(
     tracked = add.track_prefill_tokens and hint is not None
     scope = envelope.tenant_id if envelope.tenant_id is not UNSET else envelope.routing_group
     assert scope is not UNSET
+    told = {} if stamp is None else {name: getattr(stamp, name) for name in STAMPED}
     return ClaimRecord(
         reservation_id=event.request_id,
         born=0 if stamp is None else stamp.seq,
@@ -250,20 +251,8 @@ def claimed(
         dp_rank=event.worker.dp_rank,
         hashes=b"" if add.token_sequence is None else add.token_sequence.packed,
         prefill_tokens=hint.initial_effective_prefill_tokens if tracked and hint else 0,
-        isl_tokens=0 if stamp is None else stamp.isl_tokens,
         track_prefill_tokens=add.track_prefill_tokens,
         expected_output_tokens=add.expected_output_tokens,
         lora_name=event.lora_name,
-        selection_id=None if stamp is None else stamp.selection_id,
-        ttl_s=None if stamp is None else stamp.ttl_s,
-        lease=None if stamp is None else stamp.lease,
-        fairness_id="" if stamp is None else stamp.fairness_id,
-        charged=None if stamp is None else stamp.charged,
-        pair=None if stamp is None else stamp.pair,
-        fingerprint=b"" if stamp is None else stamp.fingerprint,
-        answer=b"" if stamp is None else stamp.answer,
-        wave=None if stamp is None else stamp.wave,
-        held=stamp is not None and stamp.held,
-        session_id=None if stamp is None else stamp.session_id,
-        pulled=None if stamp is None else stamp.pulled,
+        **told,
     )

@@ -6,10 +6,10 @@ and kept on disk (`durable_rows.py`). Only `claims.py` and `shared_leases.py` wr
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import partial
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import CLOSING, END
 from select_service.core.expiring_map import ExpiringMap
@@ -17,10 +17,11 @@ from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import OUTPUT_TELLERS_MAX, Closed
 from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import prefix_in
+from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
     from select_service.core.replication.claim import Claim
@@ -44,7 +45,7 @@ class FinishedClaims:
         self.order = order
         self.changes: Changes | None = None
         self.tombstones = Tombstones(limits.replica_ended_max, shares)
-        self.closings = ClosedLeases(limits.ended_leases_max, shares)
+        self.closings = ClosedLeases(limits.ended_leases_max, shares, partial(self._mark, CLOSING))
         bound = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
         self._freed_here: TenantParts[ExpiringMap[str]] = TenantParts(shares, bound, ExpiringMap)
         """By the tenant that the name is of: `key_of` it → the order of that, packed."""
@@ -54,8 +55,8 @@ class FinishedClaims:
         """The memory that remembered ends take."""
         return self.tombstones.nbytes + sum(row.nbytes for row in self._freed_here.rows)
 
-    def _mark(self, kind: str, name: str | None) -> None:
-        if self.changes is not None and name:
+    def _mark(self, kind: str, name: str) -> None:
+        if self.changes is not None:
             self.changes.mark(kind, name)
 
     # -- claims --------------------------------------------------------------------------------
@@ -159,15 +160,13 @@ class FinishedClaims:
         is_news = self.closings.note(lease_id, up_to, now)
         if is_news:
             self._mark(CLOSING, lease_id)
-            self._mark(CLOSING, self.closings.forget_excess())
         return is_news
 
     # -- time ----------------------------------------------------------------------------------
 
     def purge(self, horizon: float, limit: int) -> None:
         """Forget what was last heard before `horizon`, up to `limit` of each kind."""
-        for lease_id in self.closings.purge(horizon, limit):
-            self._mark(CLOSING, lease_id)
+        self.closings.purge(horizon, limit)
         for freed_key in self.tombstones.purge(horizon, limit):
             self._mark(END, freed_key)
         left = limit
@@ -201,35 +200,38 @@ CLOSINGS_PER_PART: Final = 64
 """In one part of a snapshot."""
 
 
-_Row: TypeAlias = "OrderedDict[str, tuple[dict[int, int], float]]"
-
-
 class ClosedLeases:
-    """The closed leases by id, in the order last heard. All operations O(owners of the lease).
+    """The closed leases by id, in the order last heard. All operations O(owners of the lease)."""
 
-    Attributes:
-        lost: forgotten early, because of the limit.
-    """
-
-    def __init__(self, closings_max: int, shares: Shares) -> None:
-        self.lost = 0
-        bound = shares.bound("replica_closings", lambda: closings_max, by_prefix=True)
-        self._holder: Party = None  # of the last one noted
-        self._rows: TenantParts[_Row] = TenantParts(shares, bound, OrderedDict)
-        """By the tenant that the lease is of."""
+    def __init__(
+        self, closings_max: int, shares: Shares, on_forgotten: Callable[[str], None]
+    ) -> None:
+        self._known: TenantMemory[str, tuple[dict[int, int], float]] = TenantMemory(
+            shares,
+            "replica_closings",
+            lambda: closings_max,
+            by_prefix=True,
+            on_forgotten=on_forgotten,
+        )
+        """By owner the last claim that ended with the lease, and when that was heard."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._known)
+
+    @property
+    def lost(self) -> int:
+        """Forgotten early, because of the limit."""
+        return self._known.lost
 
     def find(self, lease_id: str) -> dict[int, int] | None:
         """Return by owner the last claim that ended with a lease; None: it was not closed."""
-        found = (row.get(lease_id) for _, row in self._rows.where(prefix_in(lease_id)))
-        return next((one[0] for one in found if one is not None), None)
+        found = self._known.get(prefix_in(lease_id), lease_id)
+        return None if found is None else found[0]
 
     def covers(self, claim: Claim) -> bool:
         """Tell whether a claim, or one that it took over, ended with its lease."""
         lease = claim.record.lease
-        up_to = None if lease is None or not self._rows.bound.total else self.find(lease.lease_id)
+        up_to = None if lease is None or not self._known else self.find(lease.lease_id)
         return up_to is not None and any(born <= up_to.get(one, -1) for one, born in claim.names)
 
     def told(self, lease_id: str) -> Closed:
@@ -239,51 +241,25 @@ class ClosedLeases:
 
     def retold(self) -> Iterator[list[Closed]]:
         """Yield the statements of all closings known now; the table may change meanwhile."""
-        names = iter([name for row in self._rows.rows for name in row])
+        names = iter([name for name, _ in self._known.items()])
         while some := list(islice(names, CLOSINGS_PER_PART)):
             yield [self.told(name) for name in some if self.find(name) is not None]
 
     def note(self, lease_id: str, up_to: Mapping[int, int], now: float) -> bool:
         """Remember that a lease was closed; False if that was known."""
         known = self.find(lease_id) or {}
-        self._discard(lease_id)
         news = {one: born for one, born in up_to.items() if born > known.get(one, -1)}
         known |= news
         for one in list(known)[: max(0, len(known) - OUTPUT_TELLERS_MAX)]:
             del known[one]
-        self._holder, row = self._rows.place(prefix_in(lease_id))
-        row[lease_id] = known, now
-        self._rows.took(self._holder)
+        self._known.put(prefix_in(lease_id), lease_id, (known, now))
         return bool(news)
 
-    def _discard(self, lease_id: str) -> None:
-        for holder, row in self._rows.where(prefix_in(lease_id)):
-            if row.pop(lease_id, None) is not None:
-                self._rows.left(holder)
-
-    def forget_excess(self) -> str | None:
-        """Forget a closing if the last one had no room; return its lease, None if it had."""
-        crowded = self._rows.crowded(self._holder)
-        if crowded is None:
-            return None
-        self.lost += 1
-        return self._forget_oldest(*crowded)
-
-    def _forget_oldest(self, holder: Party, row: _Row) -> str:
-        lease_id, _ = row.popitem(last=False)
-        self._rows.left(holder)
-        return lease_id
-
-    def purge(self, horizon: float, limit: int) -> Iterator[str]:
-        """Forget up to `limit` closings last heard before `horizon`; yields their leases."""
-        left = limit
-        for holder, row in self._rows.turns(limit):
-            while left and row and next(iter(row.values()))[1] <= horizon:
-                left -= 1
-                yield self._forget_oldest(holder, row)
+    def purge(self, horizon: float, limit: int) -> None:
+        """Forget up to `limit` closings last heard before `horizon`."""
+        self._known.purge(lambda closing: closing[1] <= horizon, limit)
 
     def check(self) -> None:
         """Assert all invariants."""
-        self._rows.check()
-        assert len(self._rows) <= self._rows.bound.most
-        assert all(up_to for row in self._rows.rows for up_to, _ in row.values())
+        self._known.check()
+        assert all(up_to for up_to, _ in self._known.values())

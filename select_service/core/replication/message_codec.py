@@ -6,7 +6,7 @@ own come as we write them. Pure functions: frames in, messages out, and one erro
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -39,6 +39,9 @@ from select_service.core.replication.messages import (
     SnapshotPart,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 _U32_END = 1 << 32
 _U64_END = 1 << 64
 
@@ -57,10 +60,13 @@ _MEMBERS_MAX: Final = 64  # per level: the longest has a tenth of that
 _LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # header → size of the count that follows
 
 Value: TypeAlias = "msgspec.Raw | UnsetType"
-_own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
-_loads: Final[msgspec.msgpack.Decoder[RankLoads]] = msgspec.msgpack.Decoder(RankLoads)
-_cached_tokens: Final[msgspec.msgpack.Decoder[CachedTokens]] = msgspec.msgpack.Decoder(CachedTokens)
-_sessions: Final[msgspec.msgpack.Decoder[SessionRanks]] = msgspec.msgpack.Decoder(SessionRanks)
+_TOPICS: Final[Mapping[type, bytes]] = {
+    ReplicaEnvelope: TOPIC,
+    RankLoads: LOADS_TOPIC,
+    CachedTokens: CACHED_TOKENS_TOPIC,
+    SessionRanks: SESSIONS_TOPIC,
+}
+"""By kind of message; all others are of `OWN_TOPIC`."""
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
@@ -79,16 +85,7 @@ class MalformedReplicaMessage(Exception):
 
 def encode_message(message: ReplicaMessage) -> tuple[bytes, bytes]:
     """Return (topic, payload)."""
-    topic = OWN_TOPIC
-    if isinstance(message, ReplicaEnvelope):
-        topic = TOPIC
-    elif isinstance(message, RankLoads):
-        topic = LOADS_TOPIC
-    elif isinstance(message, CachedTokens):
-        topic = CACHED_TOKENS_TOPIC
-    elif isinstance(message, SessionRanks):
-        topic = SESSIONS_TOPIC
-    return topic, _encode(message)
+    return _TOPICS.get(type(message), OWN_TOPIC), _encode(message)
 
 
 def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
@@ -97,20 +94,13 @@ def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
     Raises:
         MalformedReplicaMessage: another topic, or bytes that mean nothing.
     """
+    decode = _DECODERS.get(topic)
+    if decode is None:
+        raise MalformedReplicaMessage(f"unknown topic {topic!r}")
     try:
-        if topic == TOPIC:
-            return _envelope(msgspec.Raw(payload))
-        if topic == OWN_TOPIC:
-            return _own.decode(payload)
-        if topic == LOADS_TOPIC:
-            return _loads.decode(payload)
-        if topic == CACHED_TOKENS_TOPIC:
-            return _cached_tokens.decode(payload)
-        if topic == SESSIONS_TOPIC:
-            return _sessions.decode(payload)
+        return decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise MalformedReplicaMessage(str(error)) from error
-    raise MalformedReplicaMessage(f"unknown topic {topic!r}")
 
 
 def encode_part(part: SnapshotPart) -> bytes:
@@ -133,9 +123,10 @@ def decode_part(frame: bytes) -> SnapshotPart:
 # -- the reference's envelope, member by member ----------------------------------------------------
 
 
-def _envelope(raw: msgspec.Raw) -> ReplicaEnvelope:
+def _envelope(payload: bytes) -> ReplicaEnvelope:
     model, tenant, block_size, event, group, stamp = _members(
-        raw, ("model_name", "tenant_id", "block_size", "event", "routing_group", "select_service")
+        msgspec.Raw(payload),
+        ("model_name", "tenant_id", "block_size", "event", "routing_group", "select_service"),
     )
     names = [_text(name) for name in (tenant, group) if name is not UNSET]
     if not names or names[0] != names[-1]:
@@ -263,3 +254,13 @@ def _hashes(raw: Value) -> Hashes:
     if numbers and not (min(numbers) >= 0 and max(numbers) < _U64_END):
         raise ValueError("a number out of range")
     return Hashes(pack_u64(numbers))
+
+
+_DECODERS: Final[Mapping[bytes, Callable[[bytes], ReplicaMessage]]] = {
+    TOPIC: _envelope,
+    OWN_TOPIC: msgspec.msgpack.Decoder[OwnMessage](OwnMessage).decode,
+    LOADS_TOPIC: msgspec.msgpack.Decoder(RankLoads).decode,
+    CACHED_TOKENS_TOPIC: msgspec.msgpack.Decoder(CachedTokens).decode,
+    SESSIONS_TOPIC: msgspec.msgpack.Decoder(SessionRanks).decode,
+}
+"""By topic."""

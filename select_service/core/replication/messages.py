@@ -21,6 +21,7 @@ from select_service.core.replication.dynamo_events import (
     Fingerprint,
     PackedAnswer,
     ReplicaEnvelope,
+    Stamp,
     Text,
 )
 from select_service.types import LeaseState, PulledBlocks
@@ -121,6 +122,12 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     held: bool = False  # a batch that is not done yet booked it, and may take it back
     session_id: Text | None = None  # the session it belongs to
     pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
+
+
+STAMPED: Final = tuple(
+    name for name in Stamp.__struct_fields__ if name in ClaimRecord.__struct_fields__
+)
+"""What a stamp tells of a claim, under the same names, beyond the reference's event."""
 
 
 class Grown(Struct, frozen=True, tag="grown"):

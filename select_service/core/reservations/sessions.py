@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from indexer.types import Scope
 from select_service.core.changes import SESSION
+from select_service.core.effects import NOTHING
 from select_service.core.replication.messages import SessionRank
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_parts import TenantParts
@@ -360,12 +361,9 @@ _decode: Final = msgspec.msgpack.Decoder(_SessionRecord).decode
 class SessionSection:
     """Sessions as state that outlives the process; see `core/state.py`."""
 
-    def __init__(
-        self, sessions: Sessions, partitions: Mapping[Scope, Partition], nothing: Effects
-    ) -> None:
+    def __init__(self, sessions: Sessions, partitions: Mapping[Scope, Partition]) -> None:
         self._sessions = sessions
         self._partitions = partitions
-        self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return where a session is; None: it is forgotten."""
@@ -387,4 +385,4 @@ class SessionSection:
             return None
         slot, gap_s = worker.slots[told.dp_rank], told.gap_s
         known = not self._sessions.restore(partition, session_id, slot, gap_s, now)
-        return None if known else self._nothing
+        return None if known else NOTHING

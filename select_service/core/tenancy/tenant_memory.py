@@ -25,6 +25,10 @@ def _one(_: object) -> int:
     return 1
 
 
+def _ignore(_: object) -> None:
+    """Do nothing with a key that was forgotten."""
+
+
 def with_places(own: str, *others: str | None) -> list[tuple[str, int]]:
     """Return the names of an entry that has several, each with what it counts for: one in all.
 
@@ -49,6 +53,7 @@ class TenantMemory(Generic[K, V]):
         *,
         by_prefix: bool = False,
         size_of: Callable[[V], int] = _one,
+        on_forgotten: Callable[[K], None] = _ignore,
     ) -> None:
         """Start empty.
 
@@ -58,7 +63,9 @@ class TenantMemory(Generic[K, V]):
             most: returns what all entries may count for together.
             by_prefix: whether holders are named by the prefix of their ids, not as tenants.
             size_of: what an entry counts for.
+            on_forgotten: called with every key that makes room, or is too old.
         """
+        self._on_forgotten = on_forgotten
         self._shares, self._size_of, self._most = shares, size_of, most
         self._bound = shares.bound(name, most, by_prefix=by_prefix)
         # of a plain dict the oldest key is found behind those that have gone
@@ -94,21 +101,34 @@ class TenantMemory(Generic[K, V]):
             row[key] = value
             most = self._most()
             while size > most:
-                lost = self._size_of(row.pop(next(iter(row))))
+                oldest = next(iter(row))
+                lost = self._size_of(row.pop(oldest))
                 self.lost += lost
                 size -= lost
+                self._on_forgotten(oldest)
             self._size = size
             return before
-        if self._size is not None:
-            self._bound.recount({None: self._size})
-            self._size = None
+        self._count_apart()
         before = self.pop(holder, key)
         holder, row = self._rows.place(holder)
         row[key] = value
         self._rows.took(holder, self._size_of(value))
         while (crowded := self._rows.crowded(holder)) is not None:
-            self.lost += self._size_of(self._drop(*crowded, next(iter(crowded[1]))))
+            self.lost += self._size_of(self._forget_oldest(*crowded))
         return before
+
+    def has_room(self, holder: Party) -> bool:
+        """Tell whether an entry that counts for one would make nothing be forgotten."""
+        if self._size is not None and not self._shares.parties:
+            return self._size < self._most()
+        self._count_apart()
+        return self._bound.has_room(holder)
+
+    def _count_apart(self) -> None:
+        """Count what each tenant holds from now on."""
+        if self._size is not None:
+            self._bound.recount({None: self._size})
+            self._size = None
 
     def pop(self, holder: Party, key: K) -> V | None:
         """Remove an entry and return it, None if there is none."""
@@ -116,6 +136,12 @@ class TenantMemory(Generic[K, V]):
             if key in row:
                 return self._drop(found, row, key)
         return None
+
+    def _forget_oldest(self, holder: Party, row: OrderedDict[K, V]) -> V:
+        oldest = next(iter(row))
+        value = self._drop(holder, row, oldest)
+        self._on_forgotten(oldest)
+        return value
 
     def _drop(self, holder: Party, row: OrderedDict[K, V], key: K) -> V:
         value = row.pop(key)
@@ -133,12 +159,18 @@ class TenantMemory(Generic[K, V]):
         """Return what the entries hold, the oldest of each tenant first."""
         return [value for row in self._rows.rows for value in row.values()]
 
-    def purge(self, is_over: Callable[[V], bool], limit: int) -> None:
-        """Forget up to so many entries that are over: those of a tenant end in their order."""
+    def purge(self, is_over: Callable[[V], bool], limit: int) -> int:
+        """Forget up to so many entries that are over: those of a tenant end in their order.
+
+        Returns:
+            How many were forgotten.
+        """
+        left = limit
         for holder, row in self._rows.turns(limit):
-            while limit and row and is_over(row[next(iter(row))]):
-                self._drop(holder, row, next(iter(row)))
-                limit -= 1
+            while left and row and is_over(row[next(iter(row))]):
+                self._forget_oldest(holder, row)
+                left -= 1
+        return limit - left
 
     def check(self) -> None:
         """Assert all invariants."""
