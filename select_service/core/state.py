@@ -296,7 +296,7 @@ class Reservations:
             born = facts.born or announcer.claims.outbox.stamp().seq
             told = facts.adopts, facts.outputs
             claim = announcer.own(partition, booking.reservation, born, booking.answer, *told)
-            claim.faded_at = max(claim.faded_at, facts.faded_at)
+            claim.grow(faded_at=max(claim.growth.faded_at, facts.faded_at))
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 claims.note_end(name, key, now, by_owner=False, heir=heir, kept=True)
@@ -437,9 +437,9 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
         reservation.fairness_id,
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
-        [] if reservation.claim is None else list(reservation.claim.outputs.items()),
+        [] if reservation.claim is None else list(reservation.claim.growth.outputs.items()),
         reservation.wave,
-        0 if reservation.claim is None else reservation.claim.faded_at,
+        0 if reservation.claim is None else reservation.claim.growth.faded_at,
         reservation.session_id,
         reservation.pulled,
     )

@@ -208,7 +208,7 @@ class RunningBatch:
         """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
         claims = self._waves.lifecycle.announcer.claims
         held = (one.claim for one in self._samples if one.claim is not None)
-        live = (claim for claim in held if claims.own.holds(claim) and not claim.kept)
+        live = (claim for claim in held if claims.own.holds(claim) and not claim.growth.kept)
         while some := list(islice(live, self._waves.limits.replica_items_per_message_max)):
             yield Effects(published=[claims.keep(some)])
 

@@ -7,7 +7,7 @@ large fleet may be sent in slices (`ExplainedRecord.candidates`).
 from __future__ import annotations
 
 from math import isnan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec import UNSET
@@ -322,25 +322,16 @@ def _unfit(
     return "role" if odds.is_pair else "cache_hit"
 
 
+_NOT_PRICED: Final = (None,) * 13
+
+
 def _absent(one: Absent) -> Candidate:
     return Candidate(
         one.worker_id,
         one.dp_rank,
         one.endpoint,
         "draining" if one.drains else "not_schedulable",
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
+        *_NOT_PRICED,
         1.0,
     )
 

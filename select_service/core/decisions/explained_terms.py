@@ -17,7 +17,7 @@ from select_service.core.ledger.loads import unpacked
 from select_service.core.ledger.rank_speeds import SpeedRow, seconds_at
 from select_service.core.pricing.cost import Size, decode_cost, preferences, terms_of
 from select_service.core.pricing.kv_sources import told_source
-from select_service.core.pricing.pair import moving_cost, permitted
+from select_service.core.pricing.pair import blocks_to_move, moving_cost, permitted
 from select_service.core.pricing.weights import sequence_blocks
 from select_service.types.decisions import Chosen, DecisionLeg, DecisionLegs, DecisionPair
 
@@ -145,11 +145,7 @@ class PairTerms:
         self._computing: Floats = np.full(count, np.nan)
         self._decoding: Floats = np.full(count, np.nan)
         priced = terms.terms
-        held: Floats = priced.held.device + priced.held.host + priced.held.disk
-        if priced.trust is not None:
-            held = np.floor(held * priced.trust)
-        blocks = -(-record.isl_tokens // record.fleet_slots.block_size)
-        self._to_move: Floats = np.maximum(blocks - held, 0.0)
+        self._to_move = blocks_to_move(priced, record.isl_tokens, record.fleet_slots.block_size)
         factors = np.ones(count) if terms.factors is None else terms.factors
         prefill, decode = self._prefill, self._decode
         if len(prefill):

@@ -201,23 +201,14 @@ class Examiner:
         now: float,
         wall_now: float,
     ) -> Look:
-        if stream.last_event_at is not None:  # then samples provide its prompts
-            return Look(
-                link,
-                replay,
-                0,
-                holds_anything=True,
-                is_past_missing=False,
-                now=now,
-                wall_now=wall_now,
-            )
-        partition = self._membership.partitions[stream.scope]
-        slot = partition.index.slot_of(stream.rank)
-        requests = 0
-        if slot is not None and not self._only_decodes(stream.rank.worker_id):
-            loads = partition.ledger.loads
-            requests = int(loads.requests[slot]) if loads.decode[slot] else 0
-        holds = partition.index.holds_anything(stream.rank)
+        requests, holds = 0, True
+        if stream.last_event_at is None:  # otherwise samples provide its prompts
+            partition = self._membership.partitions[stream.scope]
+            slot = partition.index.slot_of(stream.rank)
+            if slot is not None and not self._only_decodes(stream.rank.worker_id):
+                loads = partition.ledger.loads
+                requests = int(loads.requests[slot]) if loads.decode[slot] else 0
+            holds = partition.index.holds_anything(stream.rank)
         return Look(
             link,
             replay,

@@ -88,6 +88,15 @@ class Deadlines(Generic[T]):
         if one.ttl_s:
             self.queues[one.ttl_s].move_to_end(one)
 
+    def restart(self, one: T, ttl_s: float) -> None:
+        """Let an entry that is touched now expire in `ttl_s`, whatever it was before; 0: never."""
+        if ttl_s == one.ttl_s:
+            self.touch(one)
+        else:
+            self.remove(one)
+            if ttl_s:
+                self.add(one, ttl_s)
+
     def remove(self, one: T) -> None:
         """Remove an entry, so that it cannot expire any more."""
         if one.ttl_s:

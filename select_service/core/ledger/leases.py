@@ -249,11 +249,8 @@ class Leases:
             return
         lease.touched = now
         before = lease.revision, lease.ttl_s
-        if ttl_s is None or ttl_s == lease.ttl_s:
-            self._deadlines.touch(lease)
-        else:
-            self._deadlines.remove(lease)
-            self._deadlines.add(lease, ttl_s)
+        self._deadlines.restart(lease, lease.ttl_s if ttl_s is None else ttl_s)
+        if lease.ttl_s != before[1]:
             lease.revision = next_revision(lease.revision)
         if revision is not None:
             lease.revision = revision

@@ -356,12 +356,7 @@ class Ledger:
     def touch(self, reservation: LedgerReservation, now: float, ttl_s: float | None = None) -> None:
         """Note a sign of life, and a new time to live if one is given (0: never expires). O(1)."""
         reservation.touched = now
-        if ttl_s is None or ttl_s == reservation.ttl_s:
-            self._deadlines.touch(reservation)
-            return
-        self._deadlines.remove(reservation)
-        if ttl_s:
-            self._deadlines.add(reservation, ttl_s)
+        self._deadlines.restart(reservation, reservation.ttl_s if ttl_s is None else ttl_s)
 
     def expired(self, now: float, limit: int) -> list[LedgerReservation]:
         """Return live reservations whose deadline has passed.

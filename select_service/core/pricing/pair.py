@@ -177,7 +177,7 @@ def _couple(
         return None
     weights = question.weights
     computing_costs = _preferred(question, prefill.prefill_cost, legs.prefill)
-    to_move = _to_move(question, decode)
+    to_move = blocks_to_move(decode, question.prompt.isl_tokens, question.block_size)
     decoding = decode_cost(decode, weights)
     found: list[tuple[int, int]] = []
     totals: list[float] = []
@@ -208,9 +208,9 @@ def _couple(
     )
 
 
-def _to_move(question: PairQuery, decode: Terms) -> Floats:
+def blocks_to_move(decode: Terms, isl_tokens: int, block_size: int) -> Floats:
     """Return the blocks of the prompt that each decode rank lacks on every tier."""
-    blocks = float(-(-question.prompt.isl_tokens // question.block_size))
+    blocks = float(-(-isl_tokens // block_size))
     held: Floats = decode.held.device + decode.held.host + decode.held.disk
     if decode.trust is not None:
         held = np.floor(held * decode.trust)

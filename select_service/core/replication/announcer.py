@@ -140,14 +140,13 @@ class Announcer:
             pulled=reservation.pulled,
         )
         claim = self.claims.open(record, reservation)
-        claim.prefill_done = reservation.prefill_done
+        claim.grow(prefill_done=reservation.prefill_done)
         if reservation.output_blocks:
             by_replica = dict(outputs)
             if sum(by_replica.values()) != reservation.output_blocks:
                 by_replica = {self.claims.router_id: reservation.output_blocks}
-            claim.outputs = by_replica
-            claim.faded_at = reservation.faded_outputs
-            claim.fraction = reservation.output_fraction
+            faded_at, fraction = reservation.faded_outputs, reservation.output_fraction
+            claim.grow(outputs=by_replica, faded_at=faded_at, fraction=fraction)
         return claim
 
     def completed(self, partition: Partition, reservation: LedgerReservation) -> ReplicaEnvelope:

@@ -16,6 +16,7 @@ from indexer.types import Scope
 from select_service.core.ledger.claim_owners import ClaimOwners
 from select_service.core.replication.messages import (
     ANCESTORS_MAX,
+    NO_GROWTH,
     OUTPUT_BLOCKS_MAX,
     OUTPUT_TELLERS_MAX,
     ClaimGrowth,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from select_service.core.replication.messages import Key
 
 _DIGEST_MASK: Final = (1 << 64) - 1
-_NOTHING: Final = ClaimGrowth()
 
 
 class Claim:
@@ -41,17 +41,13 @@ class Claim:
         "charge",
         "dead",
         "digest",
-        "faded_at",
-        "fraction",
+        "growth",
         "hashes",
         "hashes_digest",
         "hearsay",
-        "kept",
         "lease",
         "noted",
-        "outputs",
         "owner",
-        "prefill_done",
         "record",
         "reservation",
         "reservation_id",
@@ -76,12 +72,7 @@ class Claim:
         self.touched = 0.0  # the last sign of life while it could not be booked
         self.wanted = False  # a caller of ours was told of it: adopted if its owner loses it
         self.hearsay = False  # not stated to us by its owner: its terms may differ
-        growth = record.growth
-        self.prefill_done = growth.prefill_done
-        self.outputs = dict(growth.outputs)
-        self.faded_at = growth.faded_at
-        self.fraction = growth.fraction
-        self.kept = growth.kept
+        self.growth = record.growth  # its state so far; replaced, never written to
 
     def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
         """Take over a record's facts, not its growth; the claim must not be booked."""
@@ -89,7 +80,7 @@ class Claim:
             hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
         self.hashes_digest = hashes_digest
         self.scope = Scope(record.model_name, record.tenant_id)
-        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
+        self.record = msgspec.structs.replace(record, hashes=b"", growth=NO_GROWTH)
         self.digest = _digest(record, hashes_digest)
         self.hashes = record.hashes  # while it is not booked; then the ledger has them
 
@@ -105,7 +96,7 @@ class Claim:
         facts = msgspec.structs.replace(
             record,
             hashes=b"",
-            growth=_NOTHING,
+            growth=NO_GROWTH,
             ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
             adopts=known.adopts if self.hearsay else record.adopts,
             lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
@@ -131,7 +122,7 @@ class Claim:
     @property
     def is_held(self) -> bool:
         """Whether the batch that booked it may yet take it back."""
-        return self.record.held and not self.kept
+        return self.record.held and not self.growth.kept
 
     @property
     def booked(self) -> bool:
@@ -141,36 +132,21 @@ class Claim:
     @property
     def output_blocks(self) -> int:
         """Its output blocks, capped."""
-        return min(sum(self.outputs.values()), OUTPUT_BLOCKS_MAX)
+        return min(sum(self.growth.outputs.values()), OUTPUT_BLOCKS_MAX)
 
     def succeeded(self, born: int) -> ClaimRecord:
         """Return what an adopter states: the same except for name, growth and terms."""
         adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
         return msgspec.structs.replace(self.record, born=born, adopts=adopts, held=False)
 
-    def growth(self) -> ClaimGrowth:
-        """Its state so far."""
-        outputs = dict(self.outputs)
-        return ClaimGrowth(self.prefill_done, outputs, self.faded_at, self.fraction, self.kept)
+    def grow(self, **facts: object) -> None:
+        """Change members of its state."""
+        self.growth = msgspec.structs.replace(self.growth, **facts)
 
     def join(self, growth: ClaimGrowth) -> bool:
         """Merge a state; returns whether it was news."""
-        news = False
-        if growth.prefill_done and not self.prefill_done:
-            self.prefill_done = news = True
-        outputs = self.outputs
-        for router_id, count in growth.outputs.items():
-            if count > outputs.get(router_id, 0) and (
-                router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX
-            ):
-                outputs[router_id] = count
-                news = True
-        if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
-            self.faded_at, self.fraction = growth.faded_at, growth.fraction
-            news = True
-        if growth.kept and not self.kept:
-            self.kept = news = True
-        return news
+        before, self.growth = self.growth, _joined(self.growth, growth)
+        return self.growth != before
 
 
 def _digest(record: ClaimRecord, hashes_digest: int) -> int:
@@ -334,8 +310,10 @@ class EarlyGrowth:
 def _joined(one: ClaimGrowth, other: ClaimGrowth) -> ClaimGrowth:
     outputs = dict(one.outputs)
     for router_id, count in other.outputs.items():
-        if router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX:
-            outputs[router_id] = max(outputs.get(router_id, 0), count)
+        if count > outputs.get(router_id, 0) and (
+            router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX
+        ):
+            outputs[router_id] = count
     faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
     is_done, is_kept = one.prefill_done or other.prefill_done, one.kept or other.kept
     return ClaimGrowth(is_done, outputs, faded_at, -minus, is_kept)

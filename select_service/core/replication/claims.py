@@ -9,7 +9,7 @@ the winner. Nothing here knows a ledger, a publisher's silence or a snapshot.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,7 @@ from select_service.core.replication.claim import Claim, ClaimSet, EarlyGrowth
 from select_service.core.replication.finished import FinishedClaims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import (
+    NO_GROWTH,
     OUTPUT_BLOCKS_MAX,
     ClaimGrowth,
     ClaimRecord,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.replication.messages import Key
     from select_service.types import CoreLimits, LeaseState
-
-_NOTHING: Final = ClaimGrowth()
 
 
 class Claims:
@@ -87,7 +86,7 @@ class Claims:
 
     def _grown(self, claim: Claim) -> Grown:
         self.note(claim)
-        return Grown(claim.reservation_id, claim.owner, claim.born, claim.growth())
+        return Grown(claim.reservation_id, claim.owner, claim.born, claim.growth)
 
     # -- beginnings ----------------------------------------------------------------------------
 
@@ -132,7 +131,8 @@ class Claims:
         if claim.dead:
             return
         claim.touched = now
-        claim.kept |= claim.is_held and not record.held  # the batch was done in an earlier life
+        if claim.is_held and not record.held:  # the batch was done in an earlier life
+            claim.grow(kept=True)
         if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
             claim.record = msgspec.structs.replace(
                 claim.record,
@@ -201,10 +201,9 @@ class Claims:
 
     def _pass_on(self, claim: Claim, heir: Claim) -> None:
         """Apply the state of a claim to one that stands for the same reservation."""
-        growth = claim.growth()
-        if heir.join(growth):
+        if heir.join(claim.growth):
             self.outbox.say_later(heir)
-        if growth != _NOTHING and (claim.noted or claim.owner == self.router_id):
+        if claim.growth != NO_GROWTH and (claim.noted or claim.owner == self.router_id):
             self.note(heir)  # what our callers have told us, we keep, also if its owner has heard
 
     def tie(self, claim: Claim, reservation: LedgerReservation) -> None:
@@ -250,14 +249,14 @@ class Claims:
     def keep(self, claims: list[Claim]) -> Said:
         """Let a batch that is done keep what it booked; return what is to be told."""
         for claim in claims:
-            claim.kept = True
+            claim.grow(kept=True)
         return self.outbox.say([self._grown(claim) for claim in claims])
 
     def complete(self, reservation_id: str) -> list[Claim]:
         """Complete the prefill of an id for our caller; returns the claims concerned."""
         claims = self.alive(reservation_id)
         for claim in claims:
-            claim.prefill_done = True
+            claim.grow(prefill_done=True)
             self.note(claim)
         return claims
 
@@ -305,10 +304,11 @@ class Claims:
     def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
         """Add output blocks for our caller."""
         for claim in self.alive(reservation_id):
-            ours = claim.outputs.get(self.router_id, 0) + count
-            claim.outputs[self.router_id] = min(ours, OUTPUT_BLOCKS_MAX)
+            outputs = claim.growth.outputs
+            ours = min(outputs.get(self.router_id, 0) + count, OUTPUT_BLOCKS_MAX)
+            claim.grow(outputs={**outputs, self.router_id: ours})
             if fraction is not None:
-                claim.faded_at, claim.fraction = claim.output_blocks, fraction
+                claim.grow(faded_at=claim.output_blocks, fraction=fraction)
             self.note(claim)
             self.outbox.say_outputs(claim)
 
@@ -422,7 +422,7 @@ class Claims:
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
-            old.succeeded(self.outbox.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
+            old.succeeded(self.outbox.seq + 1), growth=old.growth, ttl_s=ttl_s, lease=lease
         )
         self.untie(old, b"")
         self.end(old, now, by_owner=False, heir=(self.router_id, record.born))

@@ -257,11 +257,7 @@ class LeaseCopies:
 
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
         copy.touched = now
-        if ttl_s == copy.ttl_s:
-            self._deadlines.touch(copy)
-        else:
-            self._deadlines.remove(copy)
-            self._deadlines.add(copy, ttl_s)
+        self._deadlines.restart(copy, ttl_s)
 
     def due(self, now: float, limit: int) -> list[LeaseCopy]:
         """Return up to `limit` unrenewed copies; each again until it is touched or empty."""

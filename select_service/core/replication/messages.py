@@ -86,6 +86,9 @@ class ClaimGrowth(Struct, frozen=True, omit_defaults=True):
     kept: bool = False
 
 
+NO_GROWTH: Final = ClaimGrowth()
+
+
 class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     """A claim as its owner states it; `hashes` are packed u64, little-endian.
 
@@ -109,7 +112,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     expected_output_tokens: U64 | None = None
     lora_name: Text | None = None
     selection_id: Text | None = None
-    growth: ClaimGrowth = ClaimGrowth()
+    growth: ClaimGrowth = NO_GROWTH
     adopts: Annotated[list[tuple[U64, U64]], Meta(max_length=ANCESTORS_MAX)] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None

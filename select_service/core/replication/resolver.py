@@ -133,16 +133,17 @@ class Resolver:
         assert reservation is not None
         partition = self._membership.partitions[claim.scope]
         ledger = partition.ledger
-        has_grown = claim.prefill_done and not reservation.prefill_done
+        growth = claim.growth
+        has_grown = growth.prefill_done and not reservation.prefill_done
         if has_grown:
             ledger.prefill_complete(reservation, now, is_news=is_news)
             self.touched[partition] = None
         outputs = claim.output_blocks
-        faded_at = min(claim.faded_at, outputs)  # otherwise the sender's numbers are inconsistent
-        faded = faded_at if claim.fraction != 1.0 else 0
+        faded_at = min(growth.faded_at, outputs)  # otherwise the sender's numbers are inconsistent
+        faded = faded_at if growth.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
-        if seen != (outputs, faded, claim.fraction):
-            ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
+        if seen != (outputs, faded, growth.fraction):
+            ledger.learn_outputs(reservation, outputs, faded_at, growth.fraction)
             has_grown = True
         booking = self._lifecycle.bookings.live(claim.reservation_id) if has_grown else None
         if booking is not None:

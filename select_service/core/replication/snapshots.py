@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.core.replication.messages import (
-    ClaimGrowth,
+    NO_GROWTH,
     ClaimRecord,
     Ended,
     Grown,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from select_service.core.replication.sequence_tracker import Incoming, SequenceTracker
     from select_service.core.replication.shared_leases import SharedLeases
     from select_service.types import CoreLimits
-
-_NOTHING = ClaimGrowth()
 
 
 class ReplicaSnapshots:
@@ -83,8 +81,8 @@ class ReplicaSnapshots:
                     continue
                 if not claim.aged and (view.gone or view.heard_at < silent_since):
                     yield Hearsay(claim.owner, self.record(claim))
-                elif claim.noted and (growth := claim.growth()) != _NOTHING:
-                    yield Grown(claim.reservation_id, *claim.key, growth)
+                elif claim.noted and claim.growth != NO_GROWTH:
+                    yield Grown(claim.reservation_id, *claim.key, claim.growth)
         yield from self._leases.retold(now)
         for closed in claims.closings.retold():
             yield SnapshotEnd(given, closed)
@@ -95,7 +93,7 @@ class ReplicaSnapshots:
         return msgspec.structs.replace(
             claim.record,
             hashes=self._resolver.chain(claim),
-            growth=claim.growth(),
+            growth=claim.growth,
             lease=self._leases.terms(claim),
         )
 
@@ -138,7 +136,7 @@ class ReplicaSnapshots:
     def _hearsay(self, teller: SequenceTracker, part: Hearsay, now: float) -> None:
         """Accept a claim of a publisher that we do not hear ourselves."""
         owner, claim = part.owner, part.claim
-        if claim.growth != _NOTHING:
+        if claim.growth != NO_GROWTH:
             # it may be news to whom we hear its owner, or of what has taken this claim over
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._message_applier.grown(teller, grown, now)
@@ -149,7 +147,7 @@ class ReplicaSnapshots:
         if view is not None:
             self._message_applier.claimed(view, part.claim, now, told_of=True)
             known = view.claims.find(part.claim.reservation_id, part.claim.born)
-            if known is not None and part.claim.growth != _NOTHING:
+            if known is not None and part.claim.growth != NO_GROWTH:
                 # the owner may not know, and the teller may be gone when it returns
                 known.tellers = (known.tellers or set()) | {teller.router_id}
 

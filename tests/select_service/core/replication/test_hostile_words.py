@@ -175,11 +175,11 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
         here.hears(Said(3000, 1, seq, [Grown("mine", *claim.key, told)]), peer="tcp://evil:1")
         early = Grown("unheard", 3000, 77, told)
         here.hears(Said(3000, 1, seq + 10, [early]), peer="tcp://evil:1")
-    assert len(claim.outputs) == OUTPUT_TELLERS_MAX
+    assert len(claim.growth.outputs) == OUTPUT_TELLERS_MAX
     late = ClaimRecord("unheard", 77, "default", "default", 16, 1, 0)
     here.hears(Said(3000, 1, 20, [late]), peer="tcp://evil:1")
     (unheard,) = here.core.lifecycle.announcer.claims.alive("unheard")
-    assert len(unheard.outputs) == OUTPUT_TELLERS_MAX
+    assert len(unheard.growth.outputs) == OUTPUT_TELLERS_MAX
 
 
 def test_a_lease_remembers_so_many_owners_of_claims_and_no_more() -> None:
