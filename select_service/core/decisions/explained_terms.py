@@ -76,9 +76,10 @@ class RankTerms:
         block_size = record.fleet_slots.block_size
         found = terms.cached_tokens + terms.pulled * block_size
         moving = np.round(terms.pull_cost * block_size)
-        tokens = terms.prefill + moving + np.maximum(0.0, record.isl_tokens - found)
+        tokens = terms.prefill + np.maximum(0.0, record.isl_tokens - found)
         context = terms.context + sequence_blocks(block_size) + (not record.blocks)
         ttft_s = seconds_at(rows.ttft_base_s, rows.ttft_s_per_token, tokens)
+        ttft_s += moving * rows.pull_s_per_token
         block_s = seconds_at(rows.block_base_s, rows.block_s_per_context, context)
         return np.round(ttft_s * 1e3, 3), np.round(block_s * 1e3 / block_size, 3)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from select_service.core.columns import Floats
 
@@ -263,15 +265,24 @@ class SpeedRow(NamedTuple):
     ttft_s_per_token: float
     block_base_s: float
     block_s_per_context: float
+    pull_s_per_token: float  # see `RankSpeeds.rate`; 0: unknown
 
 
-_UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0)
+_UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0, 0.0)
 
 
 class RankSpeeds:
     """The ranks of one ledger that were measured, by slot."""
 
-    __slots__ = ("_base_tokens", "_measured", "_tokens_per_s", "blocks", "by_slot", "prefills")
+    __slots__ = (
+        "_base_tokens",
+        "_measured",
+        "_rates",
+        "_tokens_per_s",
+        "blocks",
+        "by_slot",
+        "prefills",
+    )
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
@@ -282,6 +293,7 @@ class RankSpeeds:
         """Likewise of blocks of output: seconds over the blocks that requests attend to."""
         self._measured = 0  # ranks in the sums
         self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
+        self._rates: Floats | None = None  # see `rates`; None: a line has changed since
 
     def computed(self, slot: int, tokens: int, seconds: float) -> None:
         """Note a first token.
@@ -306,7 +318,7 @@ class RankSpeeds:
 
     def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
         """Update the sums after the line of a rank has changed."""
-        fit = rank.ttft
+        fit, self._rates = rank.ttft, None
         self._base_tokens -= rank.base_tokens
         self._tokens_per_s -= rank.tokens_per_s
         self._measured -= bool(rank.tokens_per_s)
@@ -324,6 +336,24 @@ class RankSpeeds:
     def mean_tokens_per_s(self) -> float | None:
         """How fast a rank computes on average; None: none was measured."""
         return self._tokens_per_s / self._measured if self._measured else None
+
+    def rate(self, slot: int) -> float | None:
+        """Return the tokens that a rank computes in a second: what time is worth in its tokens.
+
+        A rank that was not measured counts with the mean; None: none was measured.
+        """
+        rank = self.by_slot.get(slot)
+        return (rank and rank.tokens_per_s) or self.mean_tokens_per_s
+
+    def rates(self, slots: int) -> Floats | None:
+        """Return `rate` of so many slots. O(slots) after a line has changed."""
+        mean, rates = self.mean_tokens_per_s, self._rates
+        if mean is not None and (rates is None or len(rates) != slots):
+            rates = self._rates = np.full(slots, mean)
+            for slot, rank in self.by_slot.items():
+                if rank.tokens_per_s:
+                    rates[slot] = rank.tokens_per_s
+        return rates
 
     def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
         """Return how fast so many ranks are together. O(1).
@@ -379,10 +409,10 @@ class RankSpeeds:
 
     def row(self, slot: int) -> SpeedRow:
         """Return the lines of a rank as they are now."""
-        rank = self.by_slot.get(slot)
+        rank, rate = self.by_slot.get(slot), self.rate(slot)
         if rank is None:
             return _UNKNOWN
         ttft, block = rank.ttft, rank.block
         of_ttft = (-1.0, -1.0) if ttft.samples < SURE else (ttft.base, ttft.slope)
         of_block = (-1.0, -1.0) if block.samples < SURE else (block.base, block.slope)
-        return SpeedRow(*of_ttft, *of_block)
+        return SpeedRow(*of_ttft, *of_block, 1.0 / rate if rate else 0.0)

@@ -143,11 +143,11 @@ class KvSources:
             learnt = self._learnt(ANYWHERE, tier)
             best.offer(tier, np.where(reads, holders[-1], -1), 0.0, learnt)
 
-    def _learnt(self, domain: str, tier: int) -> tuple[float, float] | None:
-        """Return what was measured, if that is to be used; see `PullSpeeds.cost`."""
+    def _learnt(self, domain: str, tier: int) -> tuple[Floats, Floats] | None:
+        """Return what was measured, if that is to be used; see `PullSpeeds.costs`."""
         if not self._costs.are_learnt:
             return None
-        return self._speeds.cost(_path(domain, tier), self._block_size)
+        return self._speeds.costs(_path(domain, tier), self._block_size, len(self._open))
 
     def path(self, slot: int, pulled: PulledBlocks) -> PullPath | None:
         """Return what the blocks of a booked prompt move through; None: it is not known here."""
@@ -176,7 +176,8 @@ class KvSources:
             for one in workers
             if one.spec.kv_transfer_enforcement == "required"
         }
-        domains = {*costs.by_domain, *filter(None, bound)}
+        # in one order at every replica: of equal ones the first is the nearest
+        domains = sorted({*costs.by_domain, *filter(None, bound)})
         by_domain, anywhere = costs.by_domain, costs.anywhere
         levels = {
             domain: (by_domain.get(domain, anywhere), np.full(slots, -1), dict[str, int]())
@@ -220,7 +221,7 @@ class _Best:
         self._reading = [0.0, max(0.0, 1.0 - host), max(0.0, 1.0 - disk), max(0.0, 1.0 - disk)]
 
     def offer(
-        self, tier: int, source: Slots, cost: float, learnt: tuple[float, float] | None
+        self, tier: int, source: Slots, cost: float, learnt: tuple[Floats, Floats] | None
     ) -> None:
         """Offer each rank what its source has up to a tier; -1: nothing.
 
@@ -228,7 +229,7 @@ class _Best:
             tier: of the last block.
             source: of each rank.
             cost: of moving a block that has been read.
-            learnt: instead, what any pull costs and each block adds, read and moved.
+            learnt: instead, what any pull costs each rank and each block adds, read and moved.
         """
         ends, base = self._ends, self.base
         blocks = np.where(source >= 0, ends[tier][source] - base, 0.0)

@@ -2,9 +2,10 @@
 
 A session belongs to one partition, so tenants stay separate. It ends after `session_ttl_s` of
 silence, or sooner if its own gaps are shorter, or once `sessions_max` others have been active
-since; what is known of its gaps is kept for `session_ttl_s`, so that longer ones are learnt, too.
-It survives a restart. Replicas hear of it with its reservations, and where it has none, in messages
-of their own: once it moves, and every `RETOLD_SHARE` of `session_ttl_s` while it does not.
+since; while a request of it runs, or waits for a place, it is not silent. What is known of its gaps
+is kept for `session_ttl_s`, so that longer ones are learnt, too. It survives a restart. Replicas
+hear of it with its reservations, and where it has none, in messages of their own: once it moves,
+and every `RETOLD_SHARE` of `session_ttl_s` while it does not.
 `routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
@@ -106,7 +107,7 @@ class Sessions:
         return self._limits.session_ttl_s > 0.0
 
     def rows(
-        self, partition: Partition, session_id: str, rows: Rows, isl_tokens: int, now: float
+        self, partition: Partition, session_id: str, rows: Rows, isl_tokens: int, asked_at: float
     ) -> Slots | None:
         """Return the session's rank alone if it should take the request; None: choose freely.
 
@@ -124,7 +125,7 @@ class Sessions:
         found = self._rows.where(partition.scope.tenant_id)
         holder, ranks = next((one for one in found if key in one[1]), (None, self._rows.common))
         rank = ranks.get(key)
-        if rank is None or rank.until <= now:
+        if rank is None or (rank.until <= asked_at and not rank.running):
             counters.begun += 1
             counters.expired += rank is not None  # `note` puts the new one in its place
             return None
@@ -144,12 +145,25 @@ class Sessions:
         return np.array([slot], dtype=np.int64)
 
     def note(
-        self, partition: Partition, session_id: str, slot: int, now: float, *, is_booked: bool
+        self,
+        partition: Partition,
+        session_id: str,
+        slot: int,
+        now: float,
+        *,
+        is_booked: bool,
+        asked_at: float | None = None,
     ) -> None:
         """Record that a request of the session went to this slot.
 
-        `is_booked`: replicas hear of it with its reservation. Else they are told of a session that
-        has moved, and once in a while of one that has not.
+        Args:
+            partition: the session's.
+            session_id: its name.
+            slot: the rank's.
+            now: monotonic seconds.
+            is_booked: replicas hear of it with its reservation. Else they are told of a session
+                that has moved, and once in a while of one that has not.
+            asked_at: when the request came; None: now.
         """
         if not self.is_on:
             return
@@ -162,7 +176,7 @@ class Sessions:
             self._untold.pop(key, None)
         elif is_due and self.is_shared:
             self._untold[key] = None
-        self._move(before, key, slot, now, now if is_booked or is_due else told)
+        self._move(before, key, slot, now, now if is_booked or is_due else told, asked_at)
 
     def heard(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
         """Record where a replica sent a request of the session.
@@ -184,11 +198,12 @@ class Sessions:
         slot: int,
         now: float,
         told: float,
+        asked_at: float | None = None,
     ) -> None:
         """Put a session that was taken out of its row there again, at a slot; learn its gap."""
         running, gap_s = (0, 0.0) if before is None else (before.running, before.gap_s)
         if before is not None and before.is_resting:
-            gap = max(now - before.heard, 0.0)
+            gap = max((now if asked_at is None else asked_at) - before.heard, 0.0)
             share = _RISE if gap > gap_s else _FALL
             gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
         until, tenure = now + self._limits.session_ttl_s, key[0].ledger.previous_ranks[slot]
@@ -290,12 +305,28 @@ class Sessions:
 
     def _forget_expired(self, holder: Party, ranks: _SessionRanks, now: float) -> bool:
         """Forget the oldest session of a row if it was silent for too long; whether it was."""
-        key = next(iter(ranks), None)
-        if key is None or ranks[key].heard + self._limits.session_ttl_s > now:
+        key = self._due(ranks, now)
+        if key is None or ranks[key].running:
             return False
         self._drop(holder, ranks, key)
         self.counters.expired += 1
         return True
+
+    def _keep_running(self, ranks: _SessionRanks, now: float) -> bool:
+        """Make the oldest session the latest if its request runs for long; whether it does."""
+        key = self._due(ranks, now)
+        if key is None or not ranks[key].running:
+            return False
+        ranks[key] = ranks[key]._replace(heard=now)
+        ranks.move_to_end(key)
+        return True
+
+    def _due(self, ranks: _SessionRanks, now: float) -> tuple[Partition, str] | None:
+        """Return the oldest session of a row if nothing came of it for too long."""
+        key = next(iter(ranks), None)
+        if key is None or ranks[key].heard + self._limits.session_ttl_s > now:
+            return None
+        return key
 
     def _make_room(self, holder: Party, now: float) -> bool:
         """Forget the oldest session of the row that has to make room; False if none has to."""
@@ -317,7 +348,9 @@ class Sessions:
         """
         left = limit
         for holder, ranks in self._rows.turns(limit):
-            while left and self._forget_expired(holder, ranks, now):
+            while left and (
+                self._forget_expired(holder, ranks, now) or self._keep_running(ranks, now)
+            ):
                 left -= 1
         while left and self._make_room(None, now):
             left -= 1

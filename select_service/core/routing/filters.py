@@ -86,19 +86,19 @@ class Filters:
             blocks = planned.shared_tokens // partition.index.block_size
             matches = expecting(matches or partition.match(ticket.prompt), planned.slot, blocks)
         if request.session_id is not None:
-            rows = self._attached(ticket, request.session_id, rows, now)
+            rows = self._attached(ticket, request.session_id, rows, _asked_at(ticket, now))
         if self.shadow is not None:
             scoring = self.shadow.watch(ticket, rows, matches, now, self._rng)
             matches = matches if scoring is None else scoring.matches
         hit, needs_prefill = (None, False) if hits is None else (hits.facts, hits.needs_prefill)
         return Filtered(rows, matches, hit, needs_prefill, scoring)
 
-    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, asked_at: float) -> Rows:
         """Return only the rank of the request's session if it stays there; else all rows."""
         if self.sessions is None or self.session_of(ticket) is None:
             return rows
         isl_tokens = ticket.prompt.isl_tokens
-        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
+        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, asked_at)
         ticket.in_session = alone is not None
         return rows if alone is None else alone
 
@@ -111,7 +111,12 @@ class Filters:
         if session_id is not None and self.sessions is not None:
             is_booked = ticket.reservation_id is not None
             self.sessions.note(
-                ticket.partition, session_id, placement.slot, now, is_booked=is_booked
+                ticket.partition,
+                session_id,
+                placement.slot,
+                now,
+                is_booked=is_booked,
+                asked_at=_asked_at(ticket, now),
             )
         return sighting
 
@@ -123,6 +128,11 @@ class Filters:
         if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
             return None
         return ticket.request.session_id
+
+
+def _asked_at(ticket: Ticket, now: float) -> float:
+    """Return when a request came: waiting for a place is no silence of its session."""
+    return now if ticket.since < 0.0 else ticket.since
 
 
 def planned_rows(partition: Partition, slot: int, rows: Rows) -> Rows:

@@ -146,6 +146,8 @@ def test_silence_ends_it() -> None:
     fleet.now += TTL_S * 0.9
     fleet.ask("s")
     assert fleet.count("begun") == 1, "each request begins the time anew"
+    fleet.free()
+    fleet.core.reservations.free(f"r{fleet.made - 1}", fleet.now)
     fleet.now += TTL_S
     fleet.core.tick(fleet.now)
     assert len(fleet.core.sessions) == 0
@@ -245,10 +247,9 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 def test_like_a_table_read_aloud(steps: list[tuple[str, int, float]], most: int) -> None:
     """A naive twin: a list of who was where, the last heard of at its end."""
     fleet = Fleet(sessions_max=most)
-    table: list[tuple[str, int, float]] = []
+    table: list[tuple[str, int]] = []
     for name, isl, later in steps:
-        fleet.now += later
-        table = [one for one in table if one[2] > fleet.now]
+        fleet.now += later  # nobody is silent: all their requests run
         loads = {row.worker_id: row.potential_prefill_tokens for row in loads_of(fleet)}
         mine = next((one for one in table if one[0] == name), None)
         stays = mine is not None and loads[mine[1]] - min(loads.values()) <= isl
@@ -257,7 +258,7 @@ def test_like_a_table_read_aloud(steps: list[tuple[str, int, float]], most: int)
             assert mine is not None
             assert chosen == mine[1]
         table = [one for one in table if one[0] != name]
-        table = [*table, (name, chosen, fleet.now + TTL_S)][-most:]
+        table = [*table, (name, chosen)][-most:]
 
 
 def loads_of(fleet: Fleet) -> Any:
@@ -444,3 +445,34 @@ def test_replicas_hear_of_sessions_with_their_reservations() -> None:
         assert ask(there, f"b{number}") == place
         there.did(there.core.reservations.free(f"b{number}", net.now))
     assert there.core.sessions.counters.begun == 0
+
+
+def test_a_session_is_not_silent_while_its_request_runs_for_longer_than_a_silence() -> None:
+    fleet = Fleet()
+    first = fleet.ask("s", isl=16)
+    long = f"r{fleet.made}"
+    fleet.now += 1.5 * TTL_S
+    fleet.core.tick(fleet.now)
+    assert fleet.ask("s", isl=160) == first, "a second one at the same time"
+    fleet.free()
+    fleet.now += 1.5 * TTL_S
+    fleet.core.tick(fleet.now)
+    fleet.core.reservations.free(long, fleet.now)
+    fleet.core.tick(fleet.now)
+    fleet.now += 0.5 * TTL_S
+    assert fleet.ask("s") == first
+    assert (fleet.count("begun"), fleet.count("kept")) == (1, 2)
+    fleet.free()
+    fleet.now += 1.5 * TTL_S
+    fleet.core.tick(fleet.now)
+    assert len(fleet.core.sessions) == 0
+
+
+def test_running_sessions_make_room_for_others() -> None:
+    fleet = Fleet(sessions_max=3)
+    for number in range(3):
+        fleet.ask(f"s{number}")
+    fleet.now += 1.5 * TTL_S
+    fleet.ask("another")
+    assert len(fleet.core.sessions) == 3
+    assert fleet.count("evicted") == 1

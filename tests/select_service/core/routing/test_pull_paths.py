@@ -95,3 +95,14 @@ def test_paths_have_a_bound_and_time_does_not_go_back() -> None:
     for number in range(PATHS_MAX + 1):
         speeds.pulled(0, PullPath(f"rack{number}", "device"), 8, 100, 0.5)
     assert len(speeds.by_path) == PATHS_MAX
+
+
+def test_of_domains_that_cost_the_same_every_replica_takes_the_same_one() -> None:
+    """Not the one that a set has first, which differs from process to process."""
+    names = [f"level{number}" for number in range(10)]
+    fleet = Fleet(RouterConfig(kv_pull=True, kv_transfer_cost_by_domain=dict.fromkeys(names, 0.0)))
+    for worker_id in (1, 2):
+        fleet.worker(worker_id, topology_domains=dict.fromkeys(names, "a"))
+    partition = fleet.core.partitions[DEFAULT]
+    (slot,) = partition.fleet_slots.workers[2].slots.values()
+    assert partition.pull_path(slot, PulledBlocks(1, 30)) == PullPath("level0", "device")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from msgspec import UNSET
 
+from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.ledger.pull_speeds import PullPath
 from select_service.core.ledger.rank_speeds import SURE
 from select_service.types import RouterConfig, Selection
@@ -134,10 +135,30 @@ def test_one_engine_that_paused_teaches_little() -> None:
     fleet = fleet_of()
     each_s = 0.25 * BLOCK * TOKEN_S
     pulls(fleet, each_s)
-    cost = speeds(fleet).cost(PullPath("", "device"), BLOCK)
+    cost = speeds(fleet).costs(PullPath("", "device"), BLOCK, 2)
     assert asks(fleet, 20).kv_source
     ends(fleet, "r20", 60.0)
-    after = speeds(fleet).cost(PullPath("", "device"), BLOCK)
+    after = speeds(fleet).costs(PullPath("", "device"), BLOCK, 2)
     assert cost is not None
     assert after is not None
-    assert after[0] + SHARED * after[1] < 1.5 * (cost[0] + SHARED * cost[1])
+    assert (after[0] + SHARED * after[1] < 1.5 * (cost[0] + SHARED * cost[1])).all()
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_pull_takes_the_same_time_beside_engines_of_any_speed(factor: float) -> None:
+    """What computes ten times as fast, or as slow, makes no other rank pull later or not at all."""
+    fleet = fleet_of()
+    loads = fleet.core.partitions[DEFAULT].ledger.loads
+    (slot,) = fleet.core.partitions[DEFAULT].fleet_slots.workers[1].slots.values()
+    for number in range(2 * SURE):
+        tokens = 1_000 + 50 * number
+        loads.speeds.computed(slot, tokens, tokens * TOKEN_S * factor)
+    each_s = 0.25 * BLOCK * TOKEN_S
+    answer = pulls(fleet, each_s)
+    assert answer.kv_source, "a quarter of computing"
+    expected_s = answer.effective_prefill_tokens * TOKEN_S + SHARED * each_s
+    assert answer.predicted_ttft_ms == pytest.approx(expected_s * 1e3, rel=0.02)
+    record = fleet.core.decisions.find(f"r{2 * SURE - 1}")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.1).whole()
+    assert told.predicted_ttft_ms == pytest.approx(answer.predicted_ttft_ms, abs=1e-3)
