@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -42,7 +41,7 @@ def _hash(value: int | None, form: str) -> Any:
 
 def plain(value: Any) -> Any:
     """The golden files write bytes as {"b": hex}."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if set(value) == {"b"}:
             return bytes.fromhex(value["b"])
         return {key: plain(item) for key, item in value.items()}

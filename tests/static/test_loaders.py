@@ -30,6 +30,7 @@ METHODS = frozenset(
         *("np.load", "numpy.load", "ssl._create_unverified_context"),
     )
 )
+LAST = CALLS | {name.rpartition(".")[2] for name in METHODS}
 FLAGS = {"shell": True, "allow_pickle": True}
 
 
@@ -47,10 +48,11 @@ def offences(source: str) -> Iterator[str]:
 
 
 def _in_call(call: ast.Call) -> Iterator[str]:
-    name = ast.unparse(call.func)
-    last = name.rpartition(".")[2]
-    if name in CALLS or name in METHODS or last in METHODS:
-        yield f"line {call.lineno}: calls {name}"
+    last = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if last in LAST:  # of few calls; to write down the names of all takes a second
+        name = ast.unparse(call.func)
+        if name in CALLS or name in METHODS or last in METHODS:
+            yield f"line {call.lineno}: calls {name}"
     for word in call.keywords:
         value = getattr(word.value, "value", None)
         if word.arg in FLAGS and value is FLAGS[word.arg]:

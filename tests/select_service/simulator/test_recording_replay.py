@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,13 @@ def recorded(folder: Path, seed: int, steps: int = 200, **more: Any) -> tuple[Re
     return fleet, fleet.recorded_file.into(folder / f"recording{seed}")
 
 
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[RecordedFleet, Path]]:
+    """Recordings of random services that nobody changes, each made once."""
+    folder = tmp_path_factory.mktemp("recordings")
+    return cache(lambda seed: recorded(folder, seed))
+
+
 def single(path: Path) -> list[tuple[House, Decided]]:
     """Decisions of requests that came alone, with who sat where then."""
     played = ((one.recorded_file, one.item) for one in play([path]))
@@ -54,8 +63,10 @@ def single(path: Path) -> list[tuple[House, Decided]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_decision_of_a_random_service_is_made_again(tmp_path: Path, seed: int) -> None:
-    _, path = recorded(tmp_path, seed)
+def test_every_decision_of_a_random_service_is_made_again(
+    again: Callable[[int], tuple[RecordedFleet, Path]], seed: int
+) -> None:
+    _, path = again(seed)
     told = replay([path])
     assert told.first_difference is None
     assert told.reproduced == told.decisions > 50
@@ -308,13 +319,13 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
     ],
 )
 def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
-    tmp_path: Path, changes: dict[str, Any]
+    again: Callable[[int], tuple[RecordedFleet, Path]], changes: dict[str, Any]
 ) -> None:
     """Whichever policy was in force."""
     compared = moved = 0
     policies = set()
     for seed in range(2, 10):
-        fleet, path = recorded(tmp_path, seed)
+        fleet, path = again(seed)
         config = msgspec.structs.replace(fleet.config, **changes)
         policies.add(fleet.config.policy)
         told = replay([path], changes, examples=10_000)

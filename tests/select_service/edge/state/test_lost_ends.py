@@ -93,7 +93,7 @@ def positions(name: str, data: bytes) -> list[int]:
     found = set(range(first)) | set(range(100 if name == FILE else 0))
     starts = list(range(first, len(data), step))
     used = [at for at in starts if data[at + 8 : at + 16] == data[16:24]] if name == WAL else starts
-    for start in {*used[:3], *used[-4:], *starts[len(used) : len(used) + 2], starts[-1]}:
+    for start in {*used[:2], *used[-2:], *starts[len(used) : len(used) + 1], starts[-1]}:
         found |= {start + at for at in inside}
     return sorted(at for at in found if at < len(data))
 

@@ -74,9 +74,9 @@ def written(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def past_of(path: Path) -> tuple[bool, object]:
-    """Whether the file counts as damaged, and what a fleet remembers after it."""
-    fleet, state = loop_of().fleet, StateFile(path)
+def past_of(path: Path, fleet: FleetPlan | None = None) -> tuple[bool, object]:
+    """Whether the file counts as damaged, and what a fleet, mostly a new one, then remembers."""
+    fleet, state = fleet or loop_of().fleet, StateFile(path)
     memory = state.read(fleet)
     histories = [
         (list(one.demand.history), one.speed.learnt["decode"].sums, one.speed.known)
@@ -98,18 +98,21 @@ def with_another_digit(data: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("harm", [*HARMS, with_a_blank, with_a_digit, with_another_digit])
-def test_a_file_changed_anywhere_is_set_aside(tmp_path: Path, harm: Harm) -> None:
-    path = tmp_path / "planner.json"
+def test_a_file_changed_anywhere_is_set_aside(memory_path: Path, harm: Harm) -> None:
+    path = memory_path / "planner.json"
     data = written(path)
     damaged, whole = past_of(path)
     assert not damaged
-    nothing = past_of(tmp_path / "none")[1]
+    fleet = loop_of().fleet  # one for all: what is set aside changes nothing in it
+    nothing = past_of(memory_path / "none", fleet)[1]
     assert whole != nothing
     for at in range(len(data)):
         bent = harm(data, at)
         path.write_bytes(bent)
-        assert past_of(path) == (True, nothing), f"at {at}: {bent[max(0, at - 20) : at + 20]!r}"
-        assert (tmp_path / "planner.damaged").read_bytes() == bent
+        assert past_of(path, fleet) == (True, nothing), (
+            f"at {at}: {bent[max(0, at - 20) : at + 20]!r}"
+        )
+        assert (memory_path / "planner.damaged").read_bytes() == bent
         assert not path.exists()
 
 
