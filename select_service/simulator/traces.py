@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from heapq import heappop, heappush
 from itertools import count, islice
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -229,7 +229,8 @@ class _AgentCall(msgspec.Struct):
     input_length: int = msgspec.field(name="in")
     output_length: int = msgspec.field(name="out")
     session_id: str | None = None
-    think_time: float = 0.0  # seconds from the answer before it
+    think_time: float | None = None  # seconds from the answer before it
+    api_time: float | None = None  # that its answer took
 
 
 class _Subagent(msgspec.Struct):
@@ -241,7 +242,16 @@ class _AgentProgram(msgspec.Struct):
     requests: list[msgspec.Raw]  # calls, and subagents
     id: str | None = None
     block_size: int = AGENTS_BLOCK
-    hash_id_scope: Literal["global", "local"] = "global"
+    hash_id_scope: Literal["global", "local"] | None = None
+
+
+class _Context(NamedTuple):
+    """A call of a program."""
+
+    session: str
+    agent: int  # 0: the program itself; else the number of its subagent
+    think_s: float
+    call: _AgentCall
 
 
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -255,35 +265,40 @@ def read_agents(lines: Iterable[bytes], block_size: int) -> Iterator[ClientReque
     A line is a call, with `t` (seconds), `in` and `out` (tokens), `hash_ids` and perhaps
     `session_id` and `think_time`; or a program, with its calls as `requests`, its `id`, which is
     their session, and perhaps `block_size` (64) and `hash_id_scope` (`local`: its ids mean nothing
-    elsewhere). A call that has `requests` itself is a subagent, whose calls are a session of their
-    own. Which model a call was for is not asked.
+    elsewhere; absent: nor in its subagents). A call that has `requests` itself is a subagent, whose
+    calls are a session of their own. Which model a call was for is not asked. Where a call of a
+    program has no `think_time`, its `t` says when it came after the one before, whose `api_time` is
+    taken off.
     """
     calls, programs = msgspec.json.Decoder(_AgentCall), msgspec.json.Decoder(_AgentProgram)
-    numbers = count(1)
+    numbers, scopes = count(1), dict[tuple[int, int], int]()
     for number, line in numbered(lines):
-        found: Iterable[tuple[str, _AgentCall]]
+        found: Iterable[_Context]
+        scope: str | None = "global"
         if _has_requests(line):
             program = decoded(programs, line, number)
-            found = _calls(program.requests, program.id or "", f"line {number}: requests")
+            scope, where = program.hash_id_scope, f"line {number}: requests"
+            found = _calls(program.requests, program.id or f"line {number}", where, count(1))
         else:
-            program = _AgentProgram([])
-            found = [("", decoded(calls, line, number))]
+            program, call = _AgentProgram([]), decoded(calls, line, number)
+            found = [_Context("", 0, call.think_time or 0.0, call)]
         if program.block_size < 1 or program.block_size % block_size:
             raise BadTrace(
                 f"line {number}: its blocks of {program.block_size} tokens do not consist of those "
                 f"of {block_size} that are simulated (--block-size)"
             )
-        first = number << 32 if program.hash_id_scope == "local" else 0
-        for session, call in found:
+        for session, agent, think_s, call in found:
+            own = (number, 0 if scope == "local" else agent)
+            first = 0 if scope == "global" else scopes.setdefault(own, len(scopes) + 1) << 32
             ids = [first + one if one >= 0 else one for one in call.hash_ids]
             one = _MooncakeLine(call.t * 1e3, call.input_length, call.output_length, ids)
             parts = program.block_size // block_size
-            if not 0.0 <= call.think_time <= SPAN_MAX_S:
+            if not 0.0 <= think_s <= SPAN_MAX_S:
                 raise BadTrace(f"line {number}: think_time must be from 0 to {SPAN_MAX_S:.0f}")
             request = _hashed(one, number, parts, block_size, ("in", "out", "block_size"))
             request.number = next(numbers)
             request.session = call.session_id or session
-            request.think_s = call.think_time
+            request.think_s = think_s
             yield request
 
 
@@ -296,24 +311,31 @@ def _has_requests(text: bytes) -> bool:
 
 
 def _calls(
-    requests: list[msgspec.Raw], session: str, where: str
-) -> Iterator[tuple[str, _AgentCall]]:
+    requests: list[msgspec.Raw], session: str, where: str, agents: Iterator[int], number: int = 0
+) -> Iterator[_Context]:
     """Yield calls with their sessions, those of a subagent at its place.
 
     Raises:
         BadTrace: one of them is neither; `where` is part of its text.
     """
+    before: _AgentCall | None = None
     for at, one in enumerate(requests):
         text = bytes(one)
         try:
             if not _has_requests(text):
-                yield session, _call(text)
+                call, think_s = _call(text), 0.0
+                if call.think_time is not None:
+                    think_s = call.think_time
+                elif before is not None:
+                    think_s = max(0.0, call.t - before.t - max(0.0, before.api_time or 0.0))
+                yield _Context(session, number, think_s, call)
+                before = call
                 continue
             agent = _subagent(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadTrace(f"{where}[{at}]: {error}") from None
-        own = session and f"{session}/{agent.agent_id or at}"
-        yield from _calls(agent.requests, own, f"{where}[{at}].requests")
+        own = f"{session}/{agent.agent_id or at}"
+        yield from _calls(agent.requests, own, f"{where}[{at}].requests", agents, next(agents))
 
 
 READERS: Final[dict[str, TraceReader]] = {

@@ -91,6 +91,27 @@ def test_a_program_has_the_calls_of_its_subagents_as_sessions_of_their_own() -> 
     assert len({one.blocks[0] for one in read_here}) == 1
 
 
+def test_a_program_of_an_early_trace_says_nothing_of_scope_and_think_time() -> None:
+    """Its ids begin at 1 in each program and subagent, and mean other text in each."""
+    call = {"in": 128, "out": 7, "hash_ids": [1, 2]}
+    requests = [
+        call | {"t": 0.0},
+        call | {"t": 18.0, "api_time": 10.0},
+        {"type": "subagent", "requests": [call | {"t": 20.0}, call | {"t": 21.0}]},
+        call | {"t": 40.0},
+        call | {"t": 39.0},
+        call | {"t": 60.0, "think_time": 3.0},
+    ]
+    program = json.dumps({"block_size": 64, "requests": requests}).encode()
+    read_here = read("agents", [program, program], 64)
+    assert [one.think_s for one in read_here[:7]] == [0.0, 18.0, 0.0, 1.0, 12.0, 0.0, 3.0]
+    contexts = [one.blocks[0] for one in read_here]
+    assert len(set(contexts)) == 4, "two programs with a subagent each"
+    assert contexts[0] == contexts[1] == contexts[6]
+    assert contexts[2] == contexts[3]
+    assert len({one.session for one in read_here}) == 4, "a program without a name is one, too"
+
+
 def test_a_trace_of_agents_is_played_at_its_times_and_by_users(tmp_path: Path) -> None:
     """Calls as lines, 64 tokens a block: three programs, each call's prompt begins as the last."""
     calls = [
