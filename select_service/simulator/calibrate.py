@@ -218,7 +218,7 @@ def recorded_points(path: str) -> list[Point]:
         ValueError: no reservation in it tells enough.
     """
     steps = (
-        (one.recorded_file.house(one.item.scope).block_size, one.item)
+        (one.recorded_file.fleet(one.item.scope).block_size, one.item)
         if one.item.scope is not None
         else (0, one.item)
         for one in play(files_of(Path(path)))

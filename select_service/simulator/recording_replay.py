@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.core.columns import Floats
-    from select_service.core.recording.decoder import House
+    from select_service.core.recording.decoder import ScopeFleet
     from select_service.simulator.core.decision_replay import Rank, ReplayChoice, WeightsFor
     from select_service.simulator.recordings import Played
 
@@ -130,10 +130,10 @@ class _Tally:
         self.sizes: dict[int, int] = {}
         self.total = 0
 
-    def note(self, house: House, choice: ReplayChoice) -> None:
+    def note(self, fleet: ScopeFleet, choice: ReplayChoice) -> None:
         rank = choice.rank if choice.prefill_rank is None else choice.prefill_rank
         assert rank is not None
-        at, tokens = (*house.scope, *rank), choice.prefill_tokens or 0
+        at, tokens = (*fleet.scope, *rank), choice.prefill_tokens or 0
         self.requests[at] = self.requests.get(at, 0) + 1
         self.tokens[at] = self.tokens.get(at, 0) + tokens
         size = _rough(tokens)
@@ -247,24 +247,24 @@ class _Player:
     def _decision_replay(
         self, recorded_file: RecordedFile, scope: int, loads: bytes | None
     ) -> DecisionReplay:
-        house, capacity = recorded_file.house(scope), ranks_in(loads or b"")
+        fleet, capacity = recorded_file.fleet(scope), ranks_in(loads or b"")
         decision_replay = self._stages.get(scope)
         if (
             decision_replay is None
-            or decision_replay.house is not house
+            or decision_replay.fleet is not fleet
             or decision_replay.capacity != capacity
         ):
             assert recorded_file.header is not None
             decision_replay = self._stages[scope] = DecisionReplay(
-                house, capacity, recorded_file.header.config
+                fleet, capacity, recorded_file.header.config
             )
         return decision_replay
 
     # -- single decisions ------------------------------------------------------------------------
 
     def _decided(self, recorded_file: RecordedFile, path: Path, item: Decided) -> None:
-        house = recorded_file.house(item.scope)
-        if not self._is_meant(*house.scope):
+        fleet = recorded_file.fleet(item.scope)
+        if not self._is_meant(*fleet.scope):
             return
         told = self.told
         decision_replay = self._decision_replay(recorded_file, item.scope, item.load.whole)
@@ -281,24 +281,29 @@ class _Player:
         else:
             told.differing += 1
             if told.first_difference is None:
-                told.first_difference = self._difference(path, house, item, recorded, again)
+                told.first_difference = self._difference(path, fleet, item, recorded, again)
         if self._other is None or again.rank is None or item.in_wave:
             return
         weights = self._other(item.weights, asked)
         other = decision_replay.choose(item, weights, RecordedRandom(item.draws, seed))
-        self._compare(path, house, item, again, other)
+        self._compare(path, fleet, item, again, other)
 
     def _compare(
-        self, path: Path, house: House, item: Decided, again: ReplayChoice, other: ReplayChoice
+        self,
+        path: Path,
+        fleet: ScopeFleet,
+        item: Decided,
+        again: ReplayChoice,
+        other: ReplayChoice,
     ) -> None:
         what_if = self.told.what_if
         assert what_if is not None, "there are other weights"
         what_if.decisions += 1
         what_if.in_session += item.in_session
         isl = item.prompt.isl_tokens
-        self._then.note(house, again)
+        self._then.note(fleet, again)
         if other.rank is not None:
-            self._now.note(house, other)
+            self._now.note(fleet, other)
         self._isl_tokens += isl
         part = self._course.at(self._clock.since(item.at))
         part.compared += 1
@@ -309,7 +314,7 @@ class _Player:
             what_if.changed += 1
             part.changed += 1
             if len(what_if.examples) < self._examples_max:
-                what_if.examples.append(self._difference(path, house, item, again, other))
+                what_if.examples.append(self._difference(path, fleet, item, again, other))
 
     def _count(self, choice: ReplayChoice) -> None:
         told = self.told
@@ -323,15 +328,20 @@ class _Player:
             told.refused[choice.code] = told.refused.get(choice.code, 0) + 1
 
     def _difference(
-        self, path: Path, house: House, item: Decided, recorded: ReplayChoice, again: ReplayChoice
+        self,
+        path: Path,
+        fleet: ScopeFleet,
+        item: Decided,
+        recorded: ReplayChoice,
+        again: ReplayChoice,
     ) -> ReplayDifference:
         rows = item.rows
         return ReplayDifference(
             file=str(path),
             decision=self.told.decisions,
             at_s=self._clock.since(item.at),
-            model_name=house.scope.model_name,
-            tenant_id=house.scope.tenant_id,
+            model_name=fleet.scope.model_name,
+            tenant_id=fleet.scope.tenant_id,
             selection_id=item.selection_id,
             reservation_id=item.reservation_id,
             isl_tokens=item.prompt.isl_tokens,
@@ -343,8 +353,8 @@ class _Player:
     # -- waves -----------------------------------------------------------------------------------
 
     def _wave(self, recorded_file: RecordedFile, path: Path, item: Wave) -> None:
-        house = recorded_file.house(item.scope)
-        if not item.steps or not self._is_meant(*house.scope):
+        fleet = recorded_file.fleet(item.scope)
+        if not item.steps or not self._is_meant(*fleet.scope):
             return
         told = self.told
         decision_replay = self._decision_replay(recorded_file, item.scope, item.steps[0].load.whole)
@@ -362,7 +372,7 @@ class _Player:
             told.differing += 1
             if told.first_difference is None:
                 there = made.planned.get(number)
-                told.first_difference = self._moved_member(path, house, item, number, rank, there)
+                told.first_difference = self._moved_member(path, fleet, item, number, rank, there)
         if self._other is not None and told.what_if is not None:
             other = decision_replay.plan(
                 item, self._other, lambda step: RecordedRandom(step.draws, seed)
@@ -373,7 +383,13 @@ class _Player:
             )
 
     def _moved_member(
-        self, path: Path, house: House, item: Wave, number: int, then: Rank, now: Rank | None
+        self,
+        path: Path,
+        fleet: ScopeFleet,
+        item: Wave,
+        number: int,
+        then: Rank,
+        now: Rank | None,
     ) -> ReplayDifference:
         member = next(one for one in item.members if one.number == number)
         rows = member.rows
@@ -381,8 +397,8 @@ class _Player:
             file=str(path),
             decision=self.told.decisions,
             at_s=self._clock.since(item.at),
-            model_name=house.scope.model_name,
-            tenant_id=house.scope.tenant_id,
+            model_name=fleet.scope.model_name,
+            tenant_id=fleet.scope.tenant_id,
             selection_id=None,
             reservation_id=None,
             isl_tokens=item.prompts[member.prompt].isl_tokens,

@@ -109,10 +109,10 @@ def requests_in(
             if ended is not None and item.amount:
                 ended.osl = item.amount * block_size
         elif isinstance(item, Decided):
-            house = recorded_file.house(item.scope)
-            if house.block_size != block_size:
-                raise ValueError(f"blocks of this recording have {house.block_size} tokens")
-            one = _request(item, house.scope.tenant_id)
+            fleet = recorded_file.fleet(item.scope)
+            if fleet.block_size != block_size:
+                raise ValueError(f"blocks of this recording have {fleet.block_size} tokens")
+            one = _request(item, fleet.scope.tenant_id)
             requests.append(one)
             name = item.reservation_id
             if name is not None:

@@ -192,7 +192,7 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, polic
     for played in play(files_of(paths[0])):
         item = played.item
         if isinstance(item, Decided) and item.selection_id in answers:
-            workers = played.recorded_file.house(item.scope).workers.values()
+            workers = played.recorded_file.fleet(item.scope).workers.values()
             sits = {
                 slot: (seat.spec.worker_id, rank) for seat in workers for rank, slot in seat.slots
             }

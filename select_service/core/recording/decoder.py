@@ -66,7 +66,7 @@ class DamagedFile(BadRecording):
         self.at = at
 
 
-class House(NamedTuple):
+class ScopeFleet(NamedTuple):
     """The fleet of a scope. A change makes another one."""
 
     scope: Scope
@@ -111,7 +111,7 @@ class RecordedFile:
 
     Attributes:
         header: once something was read.
-        houses: by the file's number of a scope, as of the last item.
+        fleets: by the file's number of a scope, as of the last item.
         is_torn: whether it ends in the middle of a frame.
         is_ended: whether its writer ended it; not one that was killed, or is still writing.
         frames: whole ones, so far.
@@ -129,14 +129,14 @@ class RecordedFile:
         self._name = name
         self.offset = 0
         self.header: Header | None = None
-        self.houses: dict[int, House] = {}
+        self.fleets: dict[int, ScopeFleet] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
         self.is_torn = self.is_ended = False
         self.frames = 0
         self._chunks: list[bytes] = []
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items after the header; `houses` already includes the last `SlotsChange`.
+        """Yield the items after the header; `fleets` already includes the last `SlotsChange`.
 
         Columns are whole, and prompts have all their hashes.
 
@@ -158,7 +158,7 @@ class RecordedFile:
                     isinstance(item, Decided | Wave | Events | ReservationStep)
                     and item.scope is not None
                 ):
-                    self.house(item.scope)
+                    self.fleet(item.scope)
                 elif isinstance(item, End):
                     self.is_ended = True
                 if isinstance(item, Decided | Wave):
@@ -173,12 +173,12 @@ class RecordedFile:
         return item
 
     def _forget(self) -> None:
-        self.houses.clear()
+        self.fleets.clear()
         self._columns.clear()
         self._chunks.clear()
 
     def _attach(self, item: SlotsChange) -> None:
-        before = self.houses.get(item.scope)
+        before = self.fleets.get(item.scope)
         if before is None and not item.is_whole:
             raise BadRecording(f"what is new in scope {item.scope}, of which nothing is known")
         workers = {} if item.is_whole or before is None else dict(before.workers)
@@ -186,18 +186,18 @@ class RecordedFile:
             workers.pop(worker_id, None)
         workers.update((one.spec.worker_id, one) for one in item.workers)
         scope = Scope(item.model_name, item.tenant_id)
-        self.houses[item.scope] = House(scope, item.block_size, workers)
+        self.fleets[item.scope] = ScopeFleet(scope, item.block_size, workers)
 
-    def house(self, scope: int) -> House:
+    def fleet(self, scope: int) -> ScopeFleet:
         """Return the fleet of a scope.
 
         Raises:
             BadRecording: the file does not have it.
         """
-        house = self.houses.get(scope)
-        if house is None:
+        fleet = self.fleets.get(scope)
+        if fleet is None:
             raise BadRecording(f"scope {scope} was never named")
-        return house
+        return fleet
 
     # -- unchanged data ----------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_factors import Trust
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.pricing.kv_sources import KvSources
-    from select_service.core.recording.decoder import House
+    from select_service.core.recording.decoder import ScopeFleet
     from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
 
 NOT_ELIGIBLE = "candidates that are not eligible"
@@ -93,21 +93,21 @@ class SlotTables(NamedTuple):
 class DecisionReplay:
     """One recorded scope, valid while its workers do not change."""
 
-    def __init__(self, house: House, capacity: int, config: RouterConfig) -> None:
+    def __init__(self, fleet: ScopeFleet, capacity: int, config: RouterConfig) -> None:
         """Attach all workers.
 
         Raises:
             BadRecording: a slot does not exist, or is taken twice.
         """
-        self.house = house
+        self.fleet = fleet
         self.capacity = capacity
-        self._index = RecordedIndex(house.block_size, capacity)
+        self._index = RecordedIndex(fleet.block_size, capacity)
         self._ledger = RecordedLedger(capacity)
         self._trust = RecordedTrust()
-        if house.block_size < 1:
+        if fleet.block_size < 1:
             raise BadRecording("nobody said how long a block is")
         partition = self.partition = Partition(
-            house.scope,
+            fleet.scope,
             cast("KvIndex", self._index),
             default_policy(config.queue_threshold).root,
             prefill_tokens_per_s=1.0,
@@ -116,7 +116,7 @@ class DecisionReplay:
         partition.ledger = cast("Ledger", self._ledger)
         partition.trust = cast("Trust", self._trust)
         taken: set[int] = set()
-        for attached in house.workers.values():
+        for attached in fleet.workers.values():
             worker = Worker(attached.spec)
             worker.slots, worker.drain = dict(attached.slots), attached.drain
             for slot in worker.slots.values():

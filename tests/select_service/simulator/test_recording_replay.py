@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.pricing.weights import Weights, weights_in_force
-from select_service.core.recording.decoder import BadRecording, House, slots_of
+from select_service.core.recording.decoder import BadRecording, ScopeFleet, slots_of
 from select_service.core.recording.items import Decided, Item, Prompted, Wave
 from select_service.errors import ServiceError
 from select_service.simulator.cli import main
@@ -52,11 +52,11 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Rec
     return cache(lambda seed: recorded(folder, seed))
 
 
-def single(path: Path) -> list[tuple[House, Decided]]:
+def single(path: Path) -> list[tuple[ScopeFleet, Decided]]:
     """Decisions of requests that came alone, with who sat where then."""
     played = ((one.recorded_file, one.item) for one in play([path]))
     return [
-        (recorded_file.house(one.scope), one)
+        (recorded_file.fleet(one.scope), one)
         for recorded_file, one in played
         if isinstance(one, Decided) and not one.in_wave
     ]
@@ -182,7 +182,7 @@ def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -
             continue
         assert wave.sequence_blocks > 0
         ranks = ranks_in(wave.steps[0].load.whole or b"")
-        stage = DecisionReplay(recorded_file.house(wave.scope), ranks, fleet.config)
+        stage = DecisionReplay(recorded_file.fleet(wave.scope), ranks, fleet.config)
         for counted in (wave, replace(wave, sequence_blocks=0)):
             made = stage.plan(counted, weights, lambda step: RecordedRandom(step.draws, 6))
             assert made.planned == made.recorded or counted is not wave
@@ -213,8 +213,8 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
     for seed in range(5):
         fleet, path = recorded(tmp_path, seed)
         answers: dict[str, tuple[Any, ...]] = {}
-        for house, one in single(path):
-            stage = DecisionReplay(house, ranks_in(one.load.whole or b""), fleet.config)
+        for fleet, one in single(path):
+            stage = DecisionReplay(fleet, ranks_in(one.load.whole or b""), fleet.config)
             choice = recorded_choice(stage, one)
             met[choice.kind] += 1
             met["queued"] += one.since >= 0.0
@@ -256,12 +256,12 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
     assert len(policies) == 2
 
 
-def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, float]:
+def naive_costs(item: Decided, fleet: ScopeFleet, config: RouterConfig) -> dict[int, float]:
     """The cost of every candidate slot by contract 3.2, or first-token, one after the other."""
     weights = weights_in_force(config, None if item.asked is None else item.asked.override)
     loads = unpacked(item.load.whole or b"")
-    ranks, size, isl = len(loads.prefill), house.block_size, item.prompt.isl_tokens
-    is_open = sum(len(one.slots) for one in house.workers.values() if one.drain is None)
+    ranks, size, isl = len(loads.prefill), fleet.block_size, item.prompt.isl_tokens
+    is_open = sum(len(one.slots) for one in fleet.workers.values() if one.drain is None)
     delayed = weights.delay_weight * loads.prefilling / is_open
     evicting = weights.eviction_weight * is_open / loads.turnover if loads.turnover else 0.0
     blocks = sum(len(one) for one in item.prompt.hashes if isinstance(one, bytes)) // 8
@@ -333,13 +333,13 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
         elsewhere = {one.selection_id: one for one in told.what_if.examples}
         assert len(elsewhere) == told.what_if.changed
         moved += told.what_if.changed
-        for house, one in single(path):
+        for fleet, one in single(path):
             asked = one.asked
             plain = asked is None or (not asked.preferred_taints and asked.override is None)
             if one.slot < 0 or one.pair is not None or not plain:
                 continue
-            costs = naive_costs(one, house, config)
-            sits = {slot: seat for seat in house.workers.values() for _, slot in seat.slots}
+            costs = naive_costs(one, fleet, config)
+            sits = {slot: seat for seat in fleet.workers.values() for _, slot in seat.slots}
             changed = elsewhere.get(one.selection_id)
             worker_id = (
                 sits[one.slot].spec.worker_id if changed is None else changed.replayed.worker_id

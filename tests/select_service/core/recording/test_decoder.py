@@ -147,8 +147,8 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     assert [len(one.workers) for one in items if isinstance(one, SlotsChange)] == [2, 1, 1]
     recorded_file = RecordedFile(io.BytesIO(file_of(items)).read, "it")
     told = list(recorded_file)
-    house = recorded_file.house(0)
-    assert {id_: one.slots for id_, one in house.workers.items()} == {
+    fleet = recorded_file.fleet(0)
+    assert {id_: one.slots for id_, one in fleet.workers.items()} == {
         2: [(0, 1)],
         3: [(0, 2)],
         4: [(0, 0)],

@@ -76,7 +76,7 @@ def test_files_rotate_and_each_can_be_read_alone(
         header = tapes[0].header
         assert isinstance(header, Header)
         assert header.file == number
-        assert set(tapes[0].house(0).workers) == {1}, "who is there is told in every file"
+        assert set(tapes[0].fleet(0).workers) == {1}, "who is there is told in every file"
         end = played[-1].item
         assert isinstance(end, End)
         assert end.is_last == (one == path)
