@@ -33,7 +33,7 @@ from select_service.core.changes import (
 from select_service.core.counters import Counters
 from select_service.core.decisions.cached_tokens import CachedTokenReports
 from select_service.core.decisions.decision_log import DecisionLog
-from select_service.core.decisions.shadow import Shadowing
+from select_service.core.decisions.shadow import ShadowControl
 from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.dict_compaction import DictCompaction, all_tables
 from select_service.core.effects import Effects
@@ -159,7 +159,7 @@ class SelectionCore:
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self.admitting = AdmissionController(
+        self.admission_controller = AdmissionController(
             settings=settings,
             catalog=self.catalog,
             partitions=self.partitions,
@@ -176,7 +176,7 @@ class SelectionCore:
             limits=self.limits,
             rng=rng,
         )
-        self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
+        self.shadow_control = ShadowControl(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
         self._prices_queues = (
             watch.decision_recorder is not None or self.reader.weights.reads_queues
@@ -195,7 +195,7 @@ class SelectionCore:
             router_id=life.router_id,
             epoch=life.epoch,
             shares=self.shares,
-            tracing=watch.recorder,
+            tracer=watch.tracer,
             recorder=watch.decision_recorder,
         )
         self.decisions = DecisionLog(
@@ -231,7 +231,7 @@ class SelectionCore:
             claims=self.lifecycle.announcer.claims,
             lifecycle=self.lifecycle,
             membership=self.membership,
-            reports=self.admitting.reports,
+            reports=self.admission_controller.reports,
             cached_tokens=self.cached_tokens,
             sessions=self.sessions,
         )
@@ -243,16 +243,16 @@ class SelectionCore:
         """Set up the line of a request: who selects, places, and lets wait."""
         rng = self._rng
         self.pairs = Pairs(self.lifecycle, self.counters)
-        cache_hits = CacheHits(self.admitting.settings)
+        cache_hits = CacheHits(self.admission_controller.settings)
         pair_selector = PairSelector(
             pairs=self.pairs,
             cache_hits=cache_hits,
             counters=self.counters,
             rng=rng,
         )
-        placing = self.selection = Placer(
+        placer = self.selection = Placer(
             reader=self.reader,
-            admitting=self.admitting,
+            controller=self.admission_controller,
             lifecycle=self.lifecycle,
             cache_hits=cache_hits,
             pair_selector=pair_selector,
@@ -260,18 +260,18 @@ class SelectionCore:
             counters=self.counters,
             rng=rng,
             trace_decisions=watch.trace_decisions,
-            tracing=watch.recorder,
+            tracer=watch.tracer,
             recorder=watch.decision_recorder,
         )
-        placing.filters.sessions = self.sessions
+        placer.filters.sessions = self.sessions
         self.waiting_requests = WaitingRequests(
-            placing=placing,
+            placer=placer,
             lifecycle=self.lifecycle,
-            admitting=self.admitting,
+            controller=self.admission_controller,
             counters=self.counters,
             limits=self.limits,
         )
-        placing.admitter.waiting_requests = self.waiting_requests
+        placer.admitter.waiting_requests = self.waiting_requests
 
     def _open_operations(self, watch: CoreObservers) -> None:
         """Create the operations, grouped by what they concern."""
@@ -282,13 +282,13 @@ class SelectionCore:
             replicas=self.replicas,
             reader=self.reader,
             limits=self.limits,
-            admitting=self.admitting,
+            controller=self.admission_controller,
             waiting_requests=self.waiting_requests,
         )
         self.drains = Drain(
             catalog=self.catalog,
             partitions=self.partitions,
-            registering=self.workers,
+            registration=self.workers,
             waiting_requests=self.waiting_requests,
             replicas=self.replicas,
             counters=self.counters,
@@ -300,7 +300,7 @@ class SelectionCore:
             waiting_requests=self.waiting_requests,
             leases=self.replicas.leases,
             limits=self.limits,
-            admitting=self.admitting,
+            controller=self.admission_controller,
             pairs=self.pairs,
             cached_tokens=self.cached_tokens,
             outliers=self.membership.outlier_tally,
@@ -311,7 +311,7 @@ class SelectionCore:
         self.batch_selection = BatchSelection(
             reader=self.reader,
             lifecycle=self.lifecycle,
-            placing=self.selection,
+            placer=self.selection,
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
@@ -320,7 +320,7 @@ class SelectionCore:
             recorder=watch.decision_recorder,
         )
         self.admission = AdmissionControl(
-            admitting=self.admitting,
+            controller=self.admission_controller,
             membership=self.membership,
             waiting_requests=self.waiting_requests,
             limits=self.limits,
@@ -334,7 +334,7 @@ class SelectionCore:
             membership=self.membership,
             trust_monitor=self.trust_monitor,
         )
-        self.slimming = DictCompaction(
+        self.dict_compaction = DictCompaction(
             lambda: all_tables(self.registry, self.lifecycle, self.partitions)
         )
 
@@ -345,8 +345,8 @@ class SelectionCore:
         self.state = State(
             {
                 CONFIG: self.overrides,
-                ADMISSION: AdmissionSection(self.admitting),
-                THRESHOLD: ThresholdSection(self.admitting),
+                ADMISSION: AdmissionSection(self.admission_controller),
+                THRESHOLD: ThresholdSection(self.admission_controller),
                 WORKER: Workers(self.catalog, self.workers.restore),
                 LEASE: LeaseSection(self.lifecycle.leases),
                 PEER: self.peer_endpoints,
@@ -377,7 +377,7 @@ class SelectionCore:
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
-        shadow = self.selection.filters.shadow = self.shadowing.follow(settings, now)
+        shadow = self.selection.filters.shadow = self.shadow_control.follow(settings, now)
         looks = shadow is not None and shadow.weights.reads_queues
         self.membership.follow_queues(self._prices_queues or looks)
 
@@ -390,7 +390,7 @@ class SelectionCore:
 
     def _forget(self, partition: Partition) -> None:
         """Let go of what is kept of a partition that was closed."""
-        self.admitting.left(partition)
+        self.admission_controller.left(partition)
         self.cached_tokens.forget(partition)
         self.waiting_requests.forget(partition)
 
@@ -429,11 +429,13 @@ class SelectionCore:
         self.cached_tokens.purge(now)
         more |= self.trust_monitor.keep(now)
         effects.reread += self.trust_monitor.take_rereads()
-        for partition in self.admitting.reports.age(now, self.admitting.settings):
+        for partition in self.admission_controller.reports.age(
+            now, self.admission_controller.settings
+        ):
             self.waiting_requests.relieve_later(partition)
             more = True
         self.refuse_late(now, effects)
-        self.slimming.go_on(now)
+        self.dict_compaction.go_on(now)
         return more, effects
 
     def next_deadline(self) -> float:
@@ -455,7 +457,7 @@ class SelectionCore:
         bookings = self.lifecycle.bookings
         self.catalog.changes = bookings.changes = bookings.freed.changes = changes
         self.lifecycle.leases.changes = self.peer_endpoints.changes = changes
-        self.admitting.changes = self.overrides.changes = self.sessions.changes = changes
+        self.admission_controller.changes = self.overrides.changes = self.sessions.changes = changes
         claims = self.lifecycle.announcer.claims
         claims.endings.changes = claims.copies.changes = changes
         return changes
@@ -470,7 +472,9 @@ class SelectionCore:
         self.replicas.check()
         self.decisions.check()
         self.waiting_requests.check(self.partitions.values())
-        self.admitting.totals.check(one.gate for one in self.admitting.keepers())
+        self.admission_controller.totals.check(
+            one.gate for one in self.admission_controller.keepers()
+        )
         live = sum(int(p.ledger.loads.requests.sum()) for p in self.partitions.values())
         assert live == len(self.lifecycle.bookings), (
             "every reservation has one id, and every id one"

@@ -317,35 +317,35 @@ _decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
 class AdmissionSection:
     """The policy set by an operator at run time; otherwise the command line's applies."""
 
-    def __init__(self, admitting: AdmissionController) -> None:
-        self._admitting = admitting
+    def __init__(self, controller: AdmissionController) -> None:
+        self._controller = controller
 
     def record(self, _: str) -> bytes | None:
         """Return the policy and its configuration."""
-        return _encode(PolicyRecord(self._admitting.policy, self._admitting.config))
+        return _encode(PolicyRecord(self._controller.policy, self._controller.config))
 
     def restore(self, _: str, record: bytes, __: float) -> Effects | None:
         """Put it into force again, before workers come."""
         policy = _decode_policy(record)
-        self._admitting.put_in_force(policy.name, policy.config)
+        self._controller.put_in_force(policy.name, policy.config)
         return NOTHING
 
 
 class ThresholdSection:
     """Busy thresholds by model and tenant."""
 
-    def __init__(self, admitting: AdmissionController) -> None:
-        self._admitting = admitting
+    def __init__(self, controller: AdmissionController) -> None:
+        self._controller = controller
 
     def record(self, name: str) -> bytes | None:
         """Return an entry as it was set."""
-        entry = self._admitting.thresholds.entry(*scope_of_key(name))
+        entry = self._controller.thresholds.entry(*scope_of_key(name))
         return None if entry is None else _encode(entry)
 
     def restore(self, name: str, record: bytes, _: float) -> Effects | None:
         """Restore an entry; it has no effect while admission control is off."""
         model, tenant = scope_of_key(name)
-        self._admitting.thresholds.restore(model, tenant, _decode_entry(record))
+        self._controller.thresholds.restore(model, tenant, _decode_entry(record))
         return NOTHING
 
 

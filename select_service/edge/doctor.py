@@ -93,7 +93,7 @@ class Doctor:
             sampler=sampler,
             counters=core.counters,
             replica_counters=core.replicas.counters,
-            reports=core.admitting.reports,
+            reports=core.admission_controller.reports,
             replica_timeout_s=core.limits.replica_timeout_s,
             limits=limits,
             now=clock(),

@@ -119,7 +119,7 @@ def test_a_bucket_and_a_lease_while_the_clock_is_behind() -> None:
     service = Driver(RouterConfig(use_kv_events=False), clock=lambda: told[0])
     core = service.core
     worker = WorkerSpec(worker_id=1, endpoint="http://w", block_size=16)
-    core.admitting.put_in_force("token-bucket", {"capacity": 100, "refill_rate": 10})
+    core.admission_controller.put_in_force("token-bucket", {"capacity": 100, "refill_rate": 10})
     core.workers.upsert_worker(worker, service.now())
 
     def select(tokens: int) -> bool:

@@ -153,7 +153,7 @@ def other_weights(fleet_seed: int) -> dict[str, Any]:
 
 
 def sums_of(fleet: Watched) -> ShadowTally:
-    sums, room = ShadowTally(), fleet.core.shadowing
+    sums, room = ShadowTally(), fleet.core.shadow_control
     for there in fleet.core.partitions.values():
         sums.add(there.shadow_tally or ShadowTally())
     assert (room.scored, room.agreed) == (sums.scored, sums.agreed)

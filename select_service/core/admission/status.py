@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def status_in_steps(
-    admitting: AdmissionController, membership: Membership
+    controller: AdmissionController, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
     """Return what is in force, and the outcomes of requests.
 
     Pauses after every scope and threshold. Each is reported as of its turn; a scope removed before
     its turn is left out.
     """
-    counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
+    counters: dict[str, ClassTally] = {name: ClassTally() for name in controller.classes.names}
     scopes = []
     for scope in membership.scopes():
         yield
@@ -39,17 +39,17 @@ def status_in_steps(
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, admission))
     thresholds = []
-    names = admitting.threshold_names()
+    names = controller.threshold_names()
     yield
     for model, tenant_id in names:
-        thresholds.append(admitting.busy_threshold(model, tenant_id))
+        thresholds.append(controller.busy_threshold(model, tenant_id))
         yield
     return AdmissionStatus(
-        policy=admitting.policy,
-        config=admitting.config,
-        mode=admitting.settings.mode,
+        policy=controller.policy,
+        config=controller.config,
+        mode=controller.settings.mode,
         thresholds=thresholds,
-        classes=dict(admitting.classes.priorities),
+        classes=dict(controller.classes.priorities),
         counters={name: _counts(tally) for name, tally in counters.items()},
         scopes=scopes,
     )

@@ -79,7 +79,7 @@ class BatchSelection:
         self,
         reader: RequestReader,
         lifecycle: Lifecycle,
-        placing: Placer,
+        placer: Placer,
         counters: Counters,
         rng: random.Random,
         limits: CoreLimits,
@@ -89,7 +89,7 @@ class BatchSelection:
     ) -> None:
         self.reader = reader
         self.lifecycle = lifecycle
-        self.placing = placing
+        self.placer = placer
         self.counters = counters
         self.rng = rng
         self.free, self.withdraw = free, withdraw
@@ -257,7 +257,7 @@ class RunningBatch:
         return now
 
     def _refuse_unread(self, sample: _Sample, refusal: ServiceError, now: float) -> None:
-        self._waves.placing.other_answers.refuse(None, refusal, now)
+        self._waves.placer.other_answers.refuse(None, refusal, now)
         self._refuse(sample, refusal)
 
     # -- placing ---------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class RunningBatch:
         bookings = self._waves.lifecycle.bookings
         bookings.hold = self._hold  # a booking is published when the wave is done
         try:
-            answer, effects = self._waves.placing.select_and_reserve(
+            answer, effects = self._waves.placer.select_and_reserve(
                 sample.request,
                 now,
                 unknown=sample.unknown,

@@ -91,7 +91,7 @@ class TimeBudget:
             self.spent_s += took_s
 
 
-class Shadowing:
+class ShadowControl:
     """The current shadow weights, and their totals.
 
     Attributes:
@@ -166,13 +166,13 @@ class Shadow:
 
     def __init__(
         self,
-        room: Shadowing,
+        control: ShadowControl,
         settings: ShadowSettings,
         config: RouterConfig,
         now: float,
     ) -> None:
-        self._room = room
-        self.budget = room.budget
+        self._control = control
+        self.budget = control.budget
         self._config = replace(config, **settings.weights)
         self.weights = weights_in_force(self._config, None)
         self.since = now
@@ -238,7 +238,7 @@ class Shadow:
     def note(self, partition: Partition, seen: Sighting) -> None:
         """Count a scored decision."""
         _tally(partition).note(seen)
-        self._room.note(seen)
+        self._control.note(seen)
 
 
 class ShadowScoring:
@@ -327,8 +327,8 @@ def _side(at: int, rows: Rows, size: Size, terms: Terms, costs: Floats, others: 
 class ShadowReport:
     """Builds one answer, scope by scope."""
 
-    def __init__(self, shadowing: Shadowing, scopes_max: int) -> None:
-        self._shadowing = shadowing
+    def __init__(self, control: ShadowControl, scopes_max: int) -> None:
+        self._control = control
         self._scopes_max = scopes_max
         self._scopes: list[ShadowScope] = []
         self._scopes_total = 0
@@ -349,8 +349,8 @@ class ShadowReport:
             now: monotonic seconds.
             with_cost: include its time, which only the operator of the process may see.
         """
-        shadow, live = self._shadowing.shadow, ShadowWeights(**self._shadowing.live._asdict())
-        cost_s = self._shadowing.budget.spent_s if with_cost else UNSET
+        shadow, live = self._control.shadow, ShadowWeights(**self._control.live._asdict())
+        cost_s = self._control.budget.spent_s if with_cost else UNSET
         if shadow is None:
             return ShadowStatus(
                 enabled=False, live_weights=live, shadow_weights=None, cost_s=cost_s

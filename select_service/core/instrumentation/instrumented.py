@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class CoreObservers(Struct, frozen=True):
     """The observers of a core."""
 
-    recorder: MarkRecorder | None = None
+    tracer: MarkRecorder | None = None
     """Takes the marks of traced requests; None: nothing is traced."""
     decision_recorder: Recorder | None = None
     """Notes events for a recording; None: nothing is recorded."""

@@ -35,12 +35,12 @@ class AdmissionControl:
 
     def __init__(
         self,
-        admitting: AdmissionController,
+        controller: AdmissionController,
         membership: Membership,
         waiting_requests: WaitingRequests,
         limits: CoreLimits,
     ) -> None:
-        self._admitting = admitting
+        self._controller = controller
         self._membership = membership
         self._partitions = membership.partitions
         self._waiting_requests = waiting_requests
@@ -60,17 +60,17 @@ class AdmissionControl:
             setattr(self._limits, name, value)
         if not admission:
             return NOTHING
-        settings = self._admitting.settings
+        settings = self._controller.settings
         for name, value in admission.items():
             setattr(settings, name, value)
         self._membership.cache_hit_threshold = settings.cache_hit_threshold
         for partition in self._partitions.values():
             partition.holds_to_cache = settings.cache_hit_threshold > 0.0
-        return self._relieve(self._admitting.follow_settings(now), now, to_judge=False)
+        return self._relieve(self._controller.follow_settings(now), now, to_judge=False)
 
     def status(self) -> Generator[None, None, AdmissionStatus]:
         """Describe the admission settings in force, pausing after every scope and threshold."""
-        return status_in_steps(self._admitting, self._membership)
+        return status_in_steps(self._controller, self._membership)
 
     def change(self, change: AdmissionChange) -> Generator[Effects, float, AdmissionStatus]:
         """Put another policy in force; the first waiting requests are judged again by it.
@@ -84,15 +84,15 @@ class AdmissionControl:
             InvalidField: there is no such policy, or its configuration makes no sense; with the
                 first step.
         """
-        self._admitting.put(change)
+        self._controller.put(change)
         now = yield NOTHING
         for scope in self._membership.scopes():
             partition = self._partitions.get(scope)
             effects: Effects = NOTHING
-            if partition is not None and self._admitting.apply_to(partition, now):
+            if partition is not None and self._controller.apply_to(partition, now):
                 effects = self._relieve([partition], now, to_judge=True)
             now = yield effects
-        steps = status_in_steps(self._admitting, self._membership)
+        steps = status_in_steps(self._controller, self._membership)
         while True:
             try:
                 next(steps)
@@ -103,7 +103,7 @@ class AdmissionControl:
 
     def busy_thresholds(self) -> Generator[None, None, BusyThresholds]:
         """List the thresholds in force, pausing after every one."""
-        return self._admitting.busy_thresholds()
+        return self._controller.busy_thresholds()
 
     def change_threshold(
         self, change: BusyThresholdChange, now: float
@@ -113,14 +113,14 @@ class AdmissionControl:
         Raises:
             ServiceError: as `AdmissionController.change_threshold`.
         """
-        answer, touched = self._admitting.change_threshold(change, now)
+        answer, touched = self._controller.change_threshold(change, now)
         return answer, self._relieve(touched, now, to_judge=False)
 
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, Effects]:
         """Drop a threshold, so that the more general one applies again."""
-        answer, touched = self._admitting.forget_threshold(model, tenant_id, now)
+        answer, touched = self._controller.forget_threshold(model, tenant_id, now)
         return answer, self._relieve(touched, now, to_judge=False)
 
     def _relieve(self, partitions: Sequence[Partition], now: float, *, to_judge: bool) -> Effects:
@@ -144,7 +144,7 @@ class AdmissionControl:
         Raises:
             WorkerNotFound: no such worker.
         """
-        answer, partition = self._admitting.reports.report(
+        answer, partition = self._controller.reports.report(
             worker_id, metrics, now, is_relayed=is_relayed
         )
         if partition is None:

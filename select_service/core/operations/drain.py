@@ -34,14 +34,14 @@ class Drain:
         self,
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
-        registering: Registration,
+        registration: Registration,
         waiting_requests: WaitingRequests,
         replicas: Replicas,
         counters: Counters,
     ) -> None:
         self._catalog = catalog
         self._partitions = partitions
-        self._registering = registering
+        self._registration = registration
         self._waiting_requests = waiting_requests
         self._replicas = replicas
         self._counters = counters
@@ -88,7 +88,7 @@ class Drain:
     ) -> Worker:
         if (worker.operator_drain, worker.unready) == (operator, source):
             return worker
-        worker = self._registering.hold_back(worker, operator, source, now, effects)
+        worker = self._registration.hold_back(worker, operator, source, now, effects)
         partition = self._partitions.get(worker.scope)
         if partition is not None:
             self._waiting_requests.look_again(partition, now, effects)

@@ -41,7 +41,7 @@ class Registration:
         replicas: Replicas,
         reader: RequestReader,
         limits: CoreLimits,
-        admitting: AdmissionController,
+        controller: AdmissionController,
         waiting_requests: WaitingRequests,
     ) -> None:
         self.sources: set[str] = set()
@@ -52,7 +52,7 @@ class Registration:
         self._replicas = replicas
         self._reader = reader
         self._limits = limits
-        self._admitting = admitting
+        self._controller = controller
         self._waiting_requests = waiting_requests
 
     def upsert_worker(
@@ -180,8 +180,8 @@ class Registration:
     ) -> None:
         """Open a gate if there is reason to, and let in requests that waited for such a worker."""
         if new is None and old is not None:
-            self._admitting.reports.forget(old.worker_id)
-        touched = [] if new is None else [self._admitting.follow(new)]
+            self._controller.reports.forget(old.worker_id)
+        touched = [] if new is None else [self._controller.follow(new)]
         if old is not None and (new is None or new.scope != old.scope):
             touched.append(self._partition_with_gate(old))
         for partition in touched:

@@ -93,7 +93,7 @@ class ReservationCalls:
         waiting_requests: WaitingRequests,
         leases: SharedLeases,
         limits: CoreLimits,
-        admitting: AdmissionController,
+        controller: AdmissionController,
         pairs: Pairs,
         cached_tokens: CachedTokenReports,
         outliers: OutlierTally,
@@ -106,7 +106,7 @@ class ReservationCalls:
         self._waiting_requests = waiting_requests
         self._leases = leases
         self._limits = limits
-        self._admitting = admitting
+        self._controller = controller
         self._pairs = pairs
         self._cached_tokens = cached_tokens
         self._outliers = outliers
@@ -186,7 +186,7 @@ class ReservationCalls:
         admission.refresh(now)
         if admission.is_full(slot):
             admission.rejections["reservations"] = admission.rejections.get("reservations", 0) + 1
-            raise self._admitting.refusal(partition, admission.full(now), _only(slot))
+            raise self._controller.refusal(partition, admission.full(now), _only(slot))
 
     def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
         worker = partition.fleet_slots.present.get(request.worker_id)

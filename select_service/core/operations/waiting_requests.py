@@ -41,15 +41,15 @@ class WaitingRequests:
 
     def __init__(
         self,
-        placing: Placer,
+        placer: Placer,
         lifecycle: Lifecycle,
-        admitting: AdmissionController,
+        controller: AdmissionController,
         counters: Counters,
         limits: CoreLimits,
     ) -> None:
-        self._placing = placing
+        self._placer = placer
         self._lifecycle = lifecycle
-        self._admitting = admitting
+        self._controller = controller
         self._counters = counters
         self._limits = limits
         self._patience = Patience()
@@ -60,12 +60,12 @@ class WaitingRequests:
 
     def wait_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy's queue, which has its own deadlines, or for a worker."""
-        given = self._admitting.deadline_s(for_worker=ticket.waiting is None)
+        given = self._controller.deadline_s(for_worker=ticket.waiting is None)
         return self._waits(ticket, now, given)
 
     def wait_for_class(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy file's queue; without a configured deadline, for ever."""
-        return self._waits(ticket, now, self._admitting.deadline_s(for_worker=False))
+        return self._waits(ticket, now, self._controller.deadline_s(for_worker=False))
 
     def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
         ticket.since, ticket.until = now, now + deadline_s
@@ -204,9 +204,9 @@ class WaitingRequests:
             if ticket.reservation_id is not None:
                 assert isinstance(request, SelectAndReserveRequest)
                 self._lifecycle.terms(request)  # has its lease ended in the meantime?
-            return self._placing.place(ticket, rows, now, effects)[0]
+            return self._placer.place(ticket, rows, now, effects)[0]
         except ServiceError as refusal:
-            self._placing.other_answers.refuse(ticket, refusal, now)
+            self._placer.other_answers.refuse(ticket, refusal, now)
             return refusal
 
     def check(self, partitions: Iterable[Partition]) -> None:
@@ -257,8 +257,8 @@ class WaitingRequests:
     ) -> Effects:
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
-        refusal = self._admitting.refusal(ticket.partition, decision, rows)
-        self._placing.other_answers.refuse(ticket, refusal, now)
+        refusal = self._controller.refusal(ticket.partition, decision, rows)
+        self._placer.other_answers.refuse(ticket, refusal, now)
         admission = ticket.partition.admission
         if admission is not None:
             endpoint = ticket.endpoint
@@ -289,7 +289,7 @@ class WaitingRequests:
         for queue in partition.queues.of_class:
             for ticket in queue.tickets():
                 if ticket.ask is None:
-                    ticket.ask = self._admitting.ask(ticket)
+                    ticket.ask = self._controller.ask(ticket)
                     name = admission.gate.policy.name
                     waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
                     admission.settle(waits, ticket.ask, now)

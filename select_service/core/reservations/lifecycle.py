@@ -67,13 +67,13 @@ class Lifecycle(ReservationEnds):
         epoch: int,
         shares: Shares | None = None,
         *,
-        tracing: Tracer | None = None,
+        tracer: Tracer | None = None,
         recorder: ReservationRecorder | None = None,
     ) -> None:
         shares = shares or Shares(limits)
         announcer = Announcer(limits, router_id, epoch, shares)
         super().__init__(limits, counters, shares, announcer, recorder)
-        self._tracing = tracing
+        self._tracer = tracer
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self._limits = limits
         self.renewal = Renewal(self.bookings, self.leases, self.announcer, limits)
@@ -169,8 +169,8 @@ class Lifecycle(ReservationEnds):
         if self._recorder is not None:
             facts = name, prefill_tokens, isl_tokens
             self._recorder.begun("booked", partition, slot, facts, now)
-        if self._tracing is not None:
-            self._tracing.booking(partition, slot, name, isl_tokens)
+        if self._tracer is not None:
+            self._tracer.booking(partition, slot, name, isl_tokens)
         reservation = partition.ledger.book(
             name,
             slot,

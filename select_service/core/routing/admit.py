@@ -54,8 +54,8 @@ class Judged(NamedTuple):
 class Admitter:
     """Takes new requests to the gate of their partition."""
 
-    def __init__(self, admitting: AdmissionController) -> None:
-        self._admitting = admitting
+    def __init__(self, controller: AdmissionController) -> None:
+        self._controller = controller
         self.waiting_requests: WaitingPlaces  # set by the service, as they need the placer in turn
 
     def judge(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
@@ -80,7 +80,7 @@ class Admitter:
         admission.now = now
         if changes.look:
             admission.refresh(now)
-        ask = self._admitting.ask(ticket)
+        ask = self._controller.ask(ticket)
         try:
             number = partition.class_of(ticket.prompt, ticket.weights)
             rows = partition.candidates(ticket.request, number)
@@ -106,7 +106,7 @@ class Admitter:
                     ask, decision = admission.judge(ticket, ask, rows, now)
             if decision.outcome == "refuse":
                 admission.settle(decision, ask, now, ticket.endpoint)
-                raise self._admitting.refusal(partition, decision, rows)
+                raise self._controller.refusal(partition, decision, rows)
             if decision is not gate.admitted:
                 if ticket.in_wave:
                     _refuse_to_wait(admission, ask, now)

@@ -44,12 +44,12 @@ class OtherAnswers:
         lifecycle: Lifecycle,
         decisions: DecisionLog,
         counters: Counters,
-        tracing: Tracer | None,
+        tracer: Tracer | None,
     ) -> None:
         self._lifecycle = lifecycle
         self._decisions = decisions
         self._counters = counters
-        self._tracing = tracing
+        self._tracer = tracer
 
     def booked_before(
         self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
@@ -90,8 +90,8 @@ class OtherAnswers:
             if record is not None:
                 answer = replace(known)
                 explain(answer, record)
-        if self._tracing is not None and sample is None:
-            self._tracing.answered(answer)
+        if self._tracer is not None and sample is None:
+            self._tracer.answered(answer)
         return answer
 
     def too_few_hits(
@@ -100,8 +100,8 @@ class OtherAnswers:
         """Answer that too few tokens are cached on any candidate; this is recorded, too."""
         refused = found.refused
         assert refused is not None
-        if self._tracing is not None:
-            self._tracing.end()
+        if self._tracer is not None:
+            self._tracer.end()
         if self._decisions.is_wanted or ticket.request.explain:
             odds = odds_of(ticket)
             odds.is_threshold = True
@@ -113,8 +113,8 @@ class OtherAnswers:
 
     def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
         """Count a refused selection; without a ticket it never reached a partition."""
-        if self._tracing is not None:
-            self._tracing.end()
+        if self._tracer is not None:
+            self._tracer.end()
         failed = self._counters.selections_failed
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
         if ticket is not None:

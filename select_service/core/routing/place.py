@@ -64,7 +64,7 @@ class Placer:
         self,
         *,
         reader: RequestReader,
-        admitting: AdmissionController,
+        controller: AdmissionController,
         lifecycle: Lifecycle,
         cache_hits: CacheHits,
         pair_selector: PairSelector,
@@ -72,18 +72,18 @@ class Placer:
         counters: Counters,
         rng: random.Random,
         trace_decisions: bool,
-        tracing: Tracer | None = None,
+        tracer: Tracer | None = None,
         recorder: DecisionRecorder | None = None,
     ) -> None:
         self._reader = reader
-        self._admitting = admitting
-        self.admitter = Admitter(admitting)
+        self._controller = controller
+        self.admitter = Admitter(controller)
         """Knows where requests wait."""
         self.other_answers = OtherAnswers(
             lifecycle=lifecycle,
             decisions=decisions,
             counters=counters,
-            tracing=tracing,
+            tracer=tracer,
         )
         self.filters = Filters(
             cache_hits=cache_hits,
@@ -97,7 +97,7 @@ class Placer:
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
-        self._tracing = tracing
+        self._tracer = tracer
         self._recorder = recorder
         self.sampler: PromptSampler | None = None  # set once an examiner samples the fleet
 
@@ -134,7 +134,7 @@ class Placer:
             ServiceError: of prompt, worker, gate or id; `WouldWait` for a sample of a batch.
         """
         lifecycle, ticket, name, fingerprint = self._lifecycle, None, None, b""
-        tracing = self._tracing if sample is None else None  # a batch is traced as a whole
+        tracer = self._tracer if sample is None else None  # a batch is traced as a whole
         try:
             # read
             read = None if sample is None else sample.read
@@ -155,7 +155,7 @@ class Placer:
                             return self.other_answers.again(request, known, sample, now), NOTHING
                 lifecycle.check_room(request)
                 if request.fairness_id is not None:
-                    self._admitting.check_fairness_id(request.fairness_id)
+                    self._controller.check_fairness_id(request.fairness_id)
                 if request.lease_id is not None or request.ttl_s is not None:
                     lifecycle.terms(request)
                 if name is None:
@@ -163,10 +163,10 @@ class Placer:
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
             if sample is not None:
                 ticket.in_wave, ticket.planned = True, sample.planned
-            if tracing is not None:
-                tracing.admitted(ticket)
+            if tracer is not None:
+                tracer.admitted(ticket)
             if request.priority is not None:
-                self._admitting.class_of(request)  # raises if the request contradicts itself
+                self._controller.class_of(request)  # raises if the request contradicts itself
             # candidates, or wait
             admission = partition.admission
             if admission is not None:
@@ -189,8 +189,8 @@ class Placer:
                 return self.other_answers.again(request, known, sample, now), NOTHING
             self.other_answers.refuse(ticket, refusal, now)
             raise
-        if tracing is not None:
-            tracing.answered(answer)
+        if tracer is not None:
+            tracer.answered(answer)
         return answer, effects
 
     def _pass(
@@ -236,11 +236,11 @@ class Placer:
             matches: what the index has of the prompt; None: it is looked up.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
-        tracing, filters, filtered, hit, sighting = self._tracing, self.filters, None, None, None
+        tracer, filters, filtered, hit, sighting = self._tracer, self.filters, None, None, None
         if self._recorder is not None:
             self._recorder.begin()
-        if tracing is not None:
-            matches = tracing.begin(ticket, matches)
+        if tracer is not None:
+            matches = tracer.begin(ticket, matches)
         if request.is_pair:
             return self._place_pair(ticket, rows, now, effects)
         # filter the candidates, where that is asked for
@@ -261,8 +261,8 @@ class Placer:
         )
         if filtered is not None:
             sighting = filters.follow_up(ticket, filtered, placement, now)
-        if tracing is not None:
-            tracing.chosen(placement)
+        if tracer is not None:
+            tracer.chosen(placement)
         answer = self._answer(ticket, placement, filtered, now)
         # book
         name, slot = ticket.reservation_id, placement.slot
@@ -292,8 +292,8 @@ class Placer:
         if self._trace_decisions:
             effects = Effects() if effects is NOTHING else effects
             effects.decided.append((placement, ticket))
-        if tracing is not None:
-            tracing.end()
+        if tracer is not None:
+            tracer.end()
         return answer, effects
 
     def _answer(
@@ -408,8 +408,8 @@ class Placer:
                 answer = replace(answer)
                 explain(answer, record)
                 self.decisions.note_explained(ticket, record)
-        if self._tracing is not None:
-            self._tracing.end()
+        if self._tracer is not None:
+            self._tracer.end()
         return answer, effects
 
 

@@ -141,7 +141,7 @@ class FleetTable:
             return
         core = self._service.core
         partition = core.partitions[worker.scope]
-        reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
+        reports = core.admission_controller.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
         tallies = partition.demand.ranks.get(worker.worker_id, _NOT_CHOSEN)
         for rank_source in seen.rank_sources:
             dp_rank, stream = rank_source.rank.dp_rank, rank_source.stream

@@ -105,7 +105,7 @@ class History:
             len(core.lifecycle.bookings),
             sum(buckets),
         )
-        room = core.shadowing
+        room = core.shadow_control
         scored = (room.scored, room.agreed, room.live_prefill_tokens, room.own_prefill_tokens)
         text = ",".join(map(str, [*numbers, round(seconds, 6), *scored, *buckets]))
         return f"[{text}]".encode()

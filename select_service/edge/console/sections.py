@@ -56,7 +56,7 @@ def _state(service: Driver) -> dict[str, Any]:
 async def _admission(service: Driver, slices: TimeSlices) -> bytes:
     """Describe admission like GET /admission, plus the refusals by reason."""
     core = service.core
-    steps = status_in_steps(core.admitting, core.membership)
+    steps = status_in_steps(core.admission_controller, core.membership)
     status = await slices.through(steps)
     reasons: Counter[tuple[str, ...]] = Counter()
     for partition in list(core.partitions.values()):

@@ -103,7 +103,7 @@ class QueryOperations(CoreCalls):
             limit: scopes listed one by one.
             tenants: visible to the caller; None: all, plus the cost to the process.
         """
-        report, slices = ShadowReport(self.core.shadowing, limit), TimeSlices()
+        report, slices = ShadowReport(self.core.shadow_control, limit), TimeSlices()
         for partition in list(self.core.partitions.values()):
             scope = partition.scope
             if (

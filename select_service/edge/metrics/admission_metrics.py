@@ -95,11 +95,11 @@ _TENANTS: Final[tuple[MetricRow[AdmissionController], ...]] = (
     total(
         "admission_tenant_requests",
         "Requests by tenant.",
-        lambda admitting: {
+        lambda controller: {
             (name, outcome): count
             for outcome, tally in (
-                ("admitted", admitting.totals.by_tenant.admitted),
-                ("refused", admitting.totals.by_tenant.refused),
+                ("admitted", controller.totals.by_tenant.admitted),
+                ("refused", controller.totals.by_tenant.refused),
             )
             for name, count in tally.counts.items()
         },
@@ -267,17 +267,17 @@ _REPORTS: Final[tuple[MetricRow[Driver], ...]] = (
     total(
         "admission_clamped",
         "Requests that claimed too high a class.",
-        lambda driver: driver.core.admitting.clamped,
+        lambda driver: driver.core.admission_controller.clamped,
     ),
     total(
         "worker_reports_dropped",
         "Reports of ranks that the worker has not declared.",
-        lambda driver: driver.core.admitting.reports.dropped,
+        lambda driver: driver.core.admission_controller.reports.dropped,
     ),
     value(
         "worker_reports_stale",
         "Ranks whose load reports have stopped.",
-        lambda driver: sum(1 for _ in driver.core.admitting.reports.stale()),
+        lambda driver: sum(1 for _ in driver.core.admission_controller.reports.stale()),
     ),
     total(
         "worker_reports_heard",
@@ -302,12 +302,12 @@ def admission_tables(
 ) -> tuple[Collector, ...]:
     """Return every partition's gate by scope, ranks, aliases, and workers' reports."""
     core = driver.core
-    admitting = core.admitting
+    controller = core.admission_controller
     return (
         MetricTable(_CLASSES, by_scope(groups, lambda one: one.admission), SCOPE, own_first=True),
-        MetricTable(_TENANTS, lambda: [((), _tenants(admitting))]),
+        MetricTable(_TENANTS, lambda: [((), _tenants(controller))]),
         MetricTable(_POOL, by_scope(groups, _gated), SCOPE),
-        MetricTable(_PROMISES, lambda: [((), _promises(admitting))]),
+        MetricTable(_PROMISES, lambda: [((), _promises(controller))]),
         MetricTable(
             _CACHE_HITS, by_scope(groups, lambda one: one.hit_tally), SCOPE, own_first=True
         ),
@@ -317,14 +317,14 @@ def admission_tables(
     )
 
 
-def _tenants(admitting: AdmissionController) -> Iterator[AdmissionController | None]:
+def _tenants(controller: AdmissionController) -> Iterator[AdmissionController | None]:
     """Yield what counts admissions and refusals by fairness id, the busiest few and the rest."""
-    for one in paced(admitting.keepers()):
+    for one in paced(controller.keepers()):
         if one is None:
             yield None
         else:
             _ = one.gate.tallies  # reading it flushes pending counts of admissions
-    yield admitting
+    yield controller
 
 
 def _gated(partition: Partition) -> _Gated | None:
@@ -335,16 +335,16 @@ def _gated(partition: Partition) -> _Gated | None:
     return _Gated(partition, admission)
 
 
-def _promises(admitting: AdmissionController) -> Iterator[_Promises | None]:
+def _promises(controller: AdmissionController) -> Iterator[_Promises | None]:
     held: dict[int, int] = {}  # by identity: some share one
-    bands = Counter(admitting.totals.bands_closed(()))
-    for one in paced(admitting.keepers()):
+    bands = Counter(controller.totals.bands_closed(()))
+    for one in paced(controller.keepers()):
         if one is None:
             yield None
             continue
         held[id(one.gate.returns)] = one.gate.returns.size
         bands.update(bands_closed_by(one.gate))
-    ended = admitting.totals.promises
+    ended = controller.totals.promises
     yield _Promises(sum(held.values()), ended.kept, ended.broken, bands)
 
 
@@ -388,8 +388,8 @@ def _aliases(core: SelectionCore, groups: ScopeGroups) -> Iterator[_Aliases | No
                 waiting, live = waiting + one.admission.caps.waiting, live + one.ledger.live
         yield None
     rejected = yield from _rejected(core, model_of)
-    gates = (one.gate for one in core.admitting.keepers())
-    yield _Aliases(rejected, core.admitting.totals.at_capacity(gates), live, waiting)
+    gates = (one.gate for one in core.admission_controller.keepers())
+    yield _Aliases(rejected, core.admission_controller.totals.at_capacity(gates), live, waiting)
 
 
 def _rejected(
@@ -410,6 +410,6 @@ def _rejected(
         if model_name is None:
             yield None
             continue
-        for endpoint, count in core.admitting.totals.rejections(model_name).items():
+        for endpoint, count in core.admission_controller.totals.rejections(model_name).items():
             by_model[model_name, endpoint] += count
     return by_model

@@ -127,7 +127,7 @@ _REPLICATION: Final[tuple[MetricRow[Driver], ...]] = (
     total(
         "replica_load_reports",
         "Load reports of ranks that replicas received and that count here.",
-        lambda driver: driver.core.admitting.reports.from_replicas,
+        lambda driver: driver.core.admission_controller.reports.from_replicas,
     ),
     value(
         "lease_copies",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _weights(core: SelectionCore) -> dict[str, float]:
-    shadow = core.shadowing.shadow
+    shadow = core.shadow_control.shadow
     return {} if shadow is None else shadow.weights._asdict()
 
 
@@ -49,7 +49,7 @@ _SHADOW: Final[tuple[MetricRow[SelectionCore], ...]] = (
     total(
         "shadow_cost_seconds",
         "Time spent on scoring with shadow weights.",
-        lambda core: core.shadowing.budget.spent_s,
+        lambda core: core.shadow_control.budget.spent_s,
     ),
 )
 
@@ -88,7 +88,7 @@ def shadow_tables(driver: Driver, groups: ScopeGroups) -> tuple[Collector, ...]:
     core = driver.core
 
     def by_scope() -> Sources[ShadowTally]:
-        if core.shadowing.shadow is not None:
+        if core.shadow_control.shadow is not None:
             for group in groups.found:
                 yield group.scope, _tally(group.partitions)
                 yield None

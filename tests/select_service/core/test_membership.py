@@ -109,7 +109,7 @@ def test_after_many_reservations_no_table_is_large() -> None:
     for _ in range(4):
         fleet.now += ROUND_EVERY_S
         fleet.core.tick(fleet.now)
-    assert fleet.core.slimming.slimmed >= 3, "of the ids, of the rank, of the chains"
+    assert fleet.core.dict_compaction.slimmed >= 3, "of the ids, of the rank, of the chains"
     assert len(fleet.core.lifecycle.bookings.by_id) == 0
     assert fleet.core.lifecycle.bookings.by_id.__sizeof__() < TABLE_BYTES_MIN
     fleet.core.check()

@@ -180,7 +180,7 @@ async def _load_reports(ward: Ward, found: Found) -> None:
         ward.register(worker_id)
     _report(ward, 2)
     ward.clock.skipped += 12
-    await ward.until(lambda: [*ward.service.core.admitting.reports.stale()])
+    await ward.until(lambda: [*ward.service.core.admission_controller.reports.stale()])
     assert await ward.codes() == [], "nobody judges by it"
     await ward.service.change_admission(AdmissionChange(policy="slo-shed"))
     await found("it last told of its load 1", worker_id=2)
@@ -212,7 +212,7 @@ async def _(ward: Ward, found: Found) -> None:
     await _load_reports(ward, found)
     changed = {"load_report_stale_as": "unknown"}
     ward.service._carry_out(ward.service.core.admission.reconfigure({}, changed, ward.clock()))
-    reports = ward.service.core.admitting.reports
+    reports = ward.service.core.admission_controller.reports
     await ward.until(lambda: all(one.stale_as == "unknown" for *_, one in reports.stale()))
 
 

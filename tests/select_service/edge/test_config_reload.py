@@ -95,7 +95,7 @@ def test_whatever_reloads_reaches_what_reads_it(field: str) -> None:
     assert service.core.limits == settings.core_limits
     assert service.core.registry.limits == settings.stream_limits
     assert service._limits.replicas == settings.replica_limits
-    assert service.core.admitting.settings == settings.admission
+    assert service.core.admission_controller.settings == settings.admission
     shadow = service.core.selection.filters.shadow
     assert (None if shadow is None else shadow.settings) == settings.shadow
     status = reloading.describe().settings[field]

@@ -105,12 +105,12 @@ async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) ->
             publisher.send_multipart([b"kv_metrics", PACK({"kv_used_blocks": 77})])
             publisher.send_multipart([b"", struct.pack(">q", say_number[0]), events])
             say_number[0] += 1
-            reports = service.core.admitting.reports.by_worker.get(1, {})
+            reports = service.core.admission_controller.reports.by_worker.get(1, {})
             return 0 in reports and stream.tallies.batches > 0
 
         say_number = [0]
         await until(say)
-        told = service.core.admitting.reports.by_worker[1][0].told
+        told = service.core.admission_controller.reports.by_worker[1][0].told
         assert told.kv_used_blocks == 77
         assert not stream.tallies.bad_messages
         assert stream.lost_batches == 0, "reports have no part in the sequence"

@@ -213,8 +213,8 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
     for seed in range(5):
         fleet, path = recorded(tmp_path, seed)
         answers: dict[str, tuple[Any, ...]] = {}
-        for fleet, one in single(path):
-            stage = DecisionReplay(fleet, ranks_in(one.load.whole or b""), fleet.config)
+        for there, one in single(path):
+            stage = DecisionReplay(there, ranks_in(one.load.whole or b""), fleet.config)
             choice = recorded_choice(stage, one)
             met[choice.kind] += 1
             met["queued"] += one.since >= 0.0
@@ -333,13 +333,13 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
         elsewhere = {one.selection_id: one for one in told.what_if.examples}
         assert len(elsewhere) == told.what_if.changed
         moved += told.what_if.changed
-        for fleet, one in single(path):
+        for there, one in single(path):
             asked = one.asked
             plain = asked is None or (not asked.preferred_taints and asked.override is None)
             if one.slot < 0 or one.pair is not None or not plain:
                 continue
-            costs = naive_costs(one, fleet, config)
-            sits = {slot: seat for seat in fleet.workers.values() for _, slot in seat.slots}
+            costs = naive_costs(one, there, config)
+            sits = {slot: seat for seat in there.workers.values() for _, slot in seat.slots}
             changed = elsewhere.get(one.selection_id)
             worker_id = (
                 sits[one.slot].spec.worker_id if changed is None else changed.replayed.worker_id

@@ -70,14 +70,14 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     )
     answer, _ = some.core.admission.report(1, metrics, some.now)
     assert (answer.accepted, answer.dropped) == ([0], [7])
-    assert some.core.admitting.reports.dropped == 1
+    assert some.core.admission_controller.reports.dropped == 1
     assert refused(some, 1).gate == "busy"
     some.tick(6.0)
     assert keeper_of(some).pool.saturation == 1.0, "what it says is too old: it counts as full"
     selection_of(some.take("a", 1))
     some.worker(1, endpoint="http://other", total_kv_blocks=100)
     some.delete(1)
-    assert some.core.admitting.reports.by_worker == {}
+    assert some.core.admission_controller.reports.by_worker == {}
 
 
 def test_a_fleet_whose_reporters_stop_is_full_or_goes_by_what_is_booked() -> None:
@@ -85,18 +85,18 @@ def test_a_fleet_whose_reporters_stop_is_full_or_goes_by_what_is_booked() -> Non
     report(some, kv_used_blocks=1)
     some.tick(6.0)
     assert keeper_of(some).pool.saturation == 1.0
-    assert len([*some.core.admitting.reports.stale()]) == 1
+    assert len([*some.core.admission_controller.reports.stale()]) == 1
     waits = ticket_of(some.take("a", 1))
-    some.core.admitting.settings.load_report_stale_as = "unknown"
+    some.core.admission_controller.settings.load_report_stale_as = "unknown"
     some.tick(1.0)
     assert keeper_of(some).pool.saturation < 0.1
     assert selection_of(waits.answer).worker_id == 1
     selection_of(some.take("b", 2))
-    some.core.admitting.settings.load_report_stale_as = "full"
+    some.core.admission_controller.settings.load_report_stale_as = "full"
     some.tick(1.0)
     assert keeper_of(some).pool.saturation == 1.0
     report(some, kv_used_blocks=1)
-    assert not [*some.core.admitting.reports.stale()]
+    assert not [*some.core.admission_controller.reports.stale()]
     assert keeper_of(some).pool.saturation < 0.1
 
 
@@ -114,7 +114,7 @@ def test_a_rank_that_comes_again_has_told_nothing() -> None:
     some.worker(1, **record, data_parallel_size=1)
     some.worker(1, **record, data_parallel_size=2)
     selection_of(some.take("a", 1, pinned_worker=PinnedWorker(1, 1)))
-    assert not some.core.admitting.reports.by_worker[1]
+    assert not some.core.admission_controller.reports.by_worker[1]
 
 
 def test_the_body_of_a_busy_refusal_is_the_references_and_more() -> None:

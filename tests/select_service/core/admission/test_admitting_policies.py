@@ -94,7 +94,7 @@ def test_nobody_claims_more_than_is_allowed() -> None:
     some.take("a", 1, slo_class="background")
     refused(some, 2, slo_class="critical")
     assert tally(some, "batch").refused == 1
-    assert some.core.admitting.clamped == 1
+    assert some.core.admission_controller.clamped == 1
     with pytest.raises(ValueError, match="no class 'nonsense'"):
         fleet(slo_class_max="nonsense")
 

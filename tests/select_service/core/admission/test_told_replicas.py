@@ -88,9 +88,9 @@ def test_reports_that_move_to_another_replica_are_no_silence() -> None:
         exchange(here, there, 0.5)
         here.tick(0.0)
         there.tick(0.0)
-    assert not list(here.core.admitting.reports.stale())
+    assert not list(here.core.admission_controller.reports.stale())
     assert isinstance(here.take("c", 1, slo_class="critical"), Selection)
-    assert here.core.admitting.reports.from_replicas > 0
+    assert here.core.admission_controller.reports.from_replicas > 0
 
 
 def test_where_nobody_hears_of_a_worker_any_more_everybody_knows() -> None:
@@ -100,7 +100,9 @@ def test_where_nobody_hears_of_a_worker_any_more_everybody_knows() -> None:
         exchange(here, there, 0.5)
         here.tick(0.0)
         there.tick(0.0)
-    assert [len(list(some.core.admitting.reports.stale())) for some in (here, there)] == [1, 1]
+    assert [
+        len(list(some.core.admission_controller.reports.stale())) for some in (here, there)
+    ] == [1, 1]
 
 
 def test_what_lets_a_request_in_is_heard_through_a_replica() -> None:
@@ -147,7 +149,7 @@ def test_what_has_gone_is_not_told() -> None:
         here.core.admission.report(worker_id, metrics, here.now)
     here.worker(2, data_parallel_size=1)
     here.core.workers.delete_worker(3, here.now)
-    reports = here.core.admitting.reports
+    reports = here.core.admission_controller.reports
     assert list(reports._untold) == [(2, 0)]
     assert [(one.worker_id, one.dp_rank) for one in reports.untold(here.now, 9)] == [(2, 0)]
 
@@ -200,7 +202,7 @@ def test_only_a_replica_that_is_alive_is_believed(peer: str, router_id: int) -> 
     for load in (RankLoad(2, 0, 0.0, 999.0), RankLoad(1, 7, 0.0, 999.0)):
         there.hears(RankLoads(1, 1, 100 + load.dp_rank, [load]), peer="tcp://of:1")
     there.core.check()
-    assert here.core.admitting.reports.from_replicas == 0
+    assert here.core.admission_controller.reports.from_replicas == 0
 
 
 def test_many_ranks_are_told_in_bounded_messages() -> None:

@@ -98,7 +98,7 @@ def test_it_never_costs_more_than_it_may(asked: list[tuple[float, int]], cost_ma
         clock.took_s = took_us * 1e-6
         most_s = max(most_s, clock.took_s)
         fleet.select(1, 2)
-        before, spent = spent, fleet.core.shadowing.budget.spent_s
+        before, spent = spent, fleet.core.shadow_control.budget.spent_s
         assert spent <= cost_max * (fleet.now - began + BURST_S) + most_s + 1e-9
         if spent == before and took_us:
             assert tally(fleet).skipped["budget"] > 0
@@ -128,7 +128,7 @@ def test_other_settings_bring_no_more_budget() -> None:
         said = ShadowSettings(weights=weights, sample=1.0, cost_max=0.01)
         fleet.core.follow_shadow(said, fleet.now)
         fleet.select(1, 2)
-    assert fleet.core.shadowing.scored == 1
+    assert fleet.core.shadow_control.scored == 1
 
 
 def test_who_waited_is_scored_when_a_place_is_found() -> None:
@@ -158,11 +158,11 @@ def test_other_weights_begin_anew_and_other_bounds_do_not() -> None:
     assert tally(fleet).scored == 0
     fleet.select(1)
     assert tally(fleet).scored == 0
-    assert fleet.core.shadowing.scored == 3, "of the process"
+    assert fleet.core.shadow_control.scored == 3, "of the process"
 
 
 def told(fleet: Fleet, scopes_max: int = 10) -> ShadowStatus:
-    telling = ShadowReport(fleet.core.shadowing, scopes_max)
+    telling = ShadowReport(fleet.core.shadow_control, scopes_max)
     for partition in fleet.core.partitions.values():
         telling.add(partition.scope, partition.shadow_tally)
     return telling.status(fleet.now, with_cost=True)

@@ -51,7 +51,7 @@ async def select(client: httpx.AsyncClient) -> int:
 
 
 def used(service: Driver) -> float | None:
-    told = service.core.admitting.reports.by_worker.get(1, {}).get(0)
+    told = service.core.admission_controller.reports.by_worker.get(1, {}).get(0)
     return None if told is None else told.told.kv_used_blocks
 
 

@@ -276,4 +276,4 @@ async def test_what_another_build_has_written_is_not_given_up(
     async with life(tmp_path) as (client, service):
         assert (await client.get("/ready")).json()["state"]["dropped"]["reservation"] == 0
         assert len(service.core.lifecycle.bookings) == 1
-        assert service.core.admitting.policy == "always-admit"
+        assert service.core.admission_controller.policy == "always-admit"

@@ -43,4 +43,4 @@ async def test_what_an_earlier_commit_has_written_comes_back(tmp_path: Path, com
         assert (await client.delete("/reservations/gone")).status_code == 200
         assert (await client.delete("/leases/lease")).status_code == 200
         assert (await client.get("/admission")).json()["policy"] == "token-bucket"
-        assert service.core.admitting.thresholds.entry("default", None) is not None
+        assert service.core.admission_controller.thresholds.entry("default", None) is not None
