@@ -49,7 +49,7 @@ class ValueType(Struct, frozen=True):
         """Return the same for a setting that may change at run time."""
         return replace(self, watch=watch, env=env, reloads=True, limits=limit)
 
-    def watched(self, watch: str = "", env: str = "", *, limit: bool = True) -> ValueType:
+    def static(self, watch: str = "", env: str = "", *, limit: bool = True) -> ValueType:
         """Return the same for a setting that only a restart changes."""
         return replace(self, watch=watch, env=env, limits=limit)
 

@@ -9,7 +9,7 @@ A new flag is one row in one of these files and its use; nothing else names it. 
     ] = 30.0
 
 makes `--drain-timeout-s S` with its help and default, the variable, `drain_timeout_s:` in the file
-of `--config`, `PUT /config` (`live`; `watched` waits for a restart), `select_service_limit`, the
+of `--config`, `PUT /config` (`live`; `static` waits for a restart), `select_service_limit`, the
 row of deploy/reference/flags.md and the typed attribute `Settings.drain_timeout_s`. A default that
 belongs to a component is taken from it: `= _CORE.leases_max`; `Settings` hands the value to the
 component's field of that name.

@@ -42,22 +42,22 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = "0.0.0.0"  # noqa: S104  # nosec B104
     port: Annotated[
         int | None,
-        tcp_port(0).watched(limit=False).common(),
+        tcp_port(0).static(limit=False).common(),
         "port to listen on; 0 picks a free one",
     ] = 8092  # None: no TCP
     uds: Annotated[
         str | None,
-        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS"),
+        path("PATH").static("http_connections", env="SELECT_SERVICE_UDS"),
         "listen on a Unix domain socket at this path; on TCP, too, only if --port is given",
     ] = None
     uds_mode: Annotated[
         str,
-        file_mode().watched(env="SELECT_SERVICE_UDS_MODE"),
+        file_mode().static(env="SELECT_SERVICE_UDS_MODE"),
         "permissions of the socket's file; whoever may write to it may connect",
     ] = "0660"  # connecting takes write permission on the file
     side_port: Annotated[
         int | None,
-        tcp_port(0).watched("http_connections"),
+        tcp_port(0).static("http_connections"),
         "a second TCP port, with GET /health, /ready, /metrics and /replica_sync/snapshot "
         "alone: for probes, Prometheus and replicas where the API is on loopback or a Unix "
         "socket",
@@ -69,7 +69,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = None  # None: that of `host`, or every address if that is loopback
     threads: Annotated[
         int,
-        count(0).watched(limit=False),
+        count(0).static(limit=False),
         "accepted for compatibility; no effect, one event loop serves everything",
     ] = 4
     field_validation: Annotated[
@@ -107,7 +107,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 30.0
     keep_alive_timeout_s: Annotated[
         int,
-        count(metavar="S").watched("http_connections"),
+        count(metavar="S").static("http_connections"),
         "an idle connection is closed after this long",
     ] = 75
     connections_max: Annotated[
@@ -172,29 +172,29 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = _BODIES.media_bytes_max
     listen_backlog: Annotated[
         int,
-        whole(1, 65535).watched("http_connections_accepted_total"),
+        whole(1, 65535).static("http_connections_accepted_total"),
         "connections the system holds until they are accepted",
     ] = 2048
     leave_notice_s: Annotated[
         float,
-        seconds(zero=True).watched('waiting_for{name="leaving"}'),
+        seconds(zero=True).static('waiting_for{name="leaving"}'),
         "after SIGTERM /ready answers 503, and all requests are served for at least this long, so "
         "that callers have time to notice",
     ] = 0.0
     leave_grace_s: Annotated[
         float,
-        seconds(zero=True).watched('waiting_for{name="leaving"}'),
+        seconds(zero=True).static('waiting_for{name="leaving"}'),
         "after SIGTERM, serve for at most this long while reservations made here are in flight; "
         "SIGINT does not wait",
     ] = 0.0
     shutdown_timeout_s: Annotated[
         int,
-        count(metavar="S").watched("http_requests_in_flight"),
+        count(metavar="S").static("http_requests_in_flight"),
         "how long answers under way may take after SIGTERM or SIGINT",
     ] = 5
     config: Annotated[
         str | None,
-        path("FILE").watched("config_reloads_total").common(),
+        path("FILE").static("config_reloads_total").common(),
         "YAML or TOML (.toml) file of settings, named as flags are; flags win over it; read again "
         "on SIGHUP",
     ] = None
@@ -205,7 +205,7 @@ class EndpointPickerSettings(ListeningSettings, frozen=True, kw_only=True):
 
     epp_port: Annotated[
         int | None,
-        tcp_port(0).watched("epp_streams", limit=False),
+        tcp_port(0).static("epp_streams", limit=False),
         "a gRPC port for Envoy's ext_proc, as the endpoint picker of an InferencePool; 0 picks a "
         "free one; needs the extra `epp`",
     ] = None
@@ -214,33 +214,33 @@ class EndpointPickerSettings(ListeningSettings, frozen=True, kw_only=True):
     )
     epp_streams_max: Annotated[
         int,
-        count().watched(HITS),
+        count().static(HITS),
         "open streams, one for each HTTP request that a gateway has under way; 429 beyond",
     ] = _PICKER.streams_max
     epp_body_bytes_max: Annotated[
         int,
-        size(1024).watched(HITS),
+        size(1024).static(HITS),
         "longest request body, 413 beyond",
     ] = _PICKER.body_bytes_max
     epp_buffered_bytes_max: Annotated[
         int,
-        size(1024).watched(HITS),
+        size(1024).static(HITS),
         "bytes of request bodies that wait for their end or for a choice, 429 beyond",
     ] = _PICKER.buffered_bytes_max
     epp_tokenize_timeout_s: Annotated[
         float,
-        seconds(zero=True).watched(HITS),
+        seconds(zero=True).static(HITS),
         "an engine has this long to tokenize a prompt, which is placed by load alone otherwise; "
         "0: no engine is asked",
     ] = _PICKER.tokenize_timeout_s
     epp_tokenize_calls_max: Annotated[
         int,
-        count().watched(HITS),
+        count().static(HITS),
         "prompts that engines tokenize at one time; beyond, they are placed by load alone",
     ] = _PICKER.tokenize_calls_max
     epp_tokenize_cache_bytes: Annotated[
         int,
-        size(0).watched("epp_tokenize_cache_bytes"),
+        size(0).static("epp_tokenize_cache_bytes"),
         "memory for the tokens of texts that were seen before; the oldest go",
     ] = _PICKER.tokenize_cache_bytes
 
@@ -250,22 +250,22 @@ class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
 
     token_file: Annotated[
         str | None,
-        path("FILE").watched("auth_refused_total").common(),
+        path("FILE").static("auth_refused_total").common(),
         "require of every client a token that is in this file; read again on SIGHUP",
     ] = None
     token_file_bytes_max: Annotated[
         int,
-        size().watched('auth_reloads_total{outcome="refused"}'),
+        size().static('auth_reloads_total{outcome="refused"}'),
         "longest file of tokens; a longer one is refused, at the start and on SIGHUP",
     ] = 4 << 20  # some 20,000 records
     token_chars_max: Annotated[
         int,
-        whole(64, 16384).watched('auth_refused_total{reason="unknown"}'),
+        whole(64, 16384).static('auth_refused_total{reason="unknown"}'),
         "longest token that is looked at, 401 beyond; it has to fit into --head-bytes-max, too",
     ] = 512  # ours have 47; an identity provider's may be longer
     tls_cert: Annotated[
         str | None,
-        path("FILE").watched("tls_reloads_total"),
+        path("FILE").static("tls_reloads_total"),
         "speak TLS on the TCP port: the certificate chain, PEM; read again when it changes",
     ] = None
     tls_key: Annotated[
@@ -283,7 +283,7 @@ class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
     ] = None
     peer_ca: Annotated[
         str | None,
-        path("FILE").watched("replica_pulls_total"),
+        path("FILE").static("replica_pulls_total"),
         "fetch from peers and replicas over TLS, and trust certificates that one of these "
         "authorities signed",
     ] = None
@@ -295,7 +295,7 @@ class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
     ] = False
     curve_key: Annotated[
         str | None,
-        path("FILE").watched("curve_refused_total"),
+        path("FILE").static("curve_refused_total"),
         "encrypt the replica plane with this key pair (`select-service keys new`), read "
         "again on SIGHUP",
     ] = None
@@ -312,39 +312,39 @@ class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
     ] = None
     connect_schemes: Annotated[
         tuple[str, ...],
-        schemes().watched('connect_refused_total{reason="scheme"}'),
+        schemes().static('connect_refused_total{reason="scheme"}'),
         "schemes of ZMQ endpoints that are connected to; ipc opens files of this machine",
     ] = _EGRESS.schemes
     connect_allow: Annotated[
         tuple[str, ...],
-        egress_list().watched('connect_refused_total{reason="address"}'),
+        egress_list().static('connect_refused_total{reason="address"}'),
         "connect only to these networks, addresses, names and `*.suffix`; the address that a name "
         "leads to is judged at each connection",
     ] = _EGRESS.allow
     connect_deny: Annotated[
         tuple[str, ...],
-        egress_list().watched('connect_refused_total{reason="resolved"}'),
+        egress_list().static('connect_refused_total{reason="resolved"}'),
         "never connect to these, even if allowed; a value replaces the default (link-local, cloud "
         "metadata, multicast, unspecified)",
     ] = _EGRESS.deny
     connect_no_loopback: Annotated[
         bool,
-        switch().watched('connect_refused_total{reason="address"}'),
+        switch().static('connect_refused_total{reason="address"}'),
         "never connect to this machine itself",
     ] = not _EGRESS.loopback
     connect_lookup_timeout_s: Annotated[
         float,
-        seconds().watched('connect_lookups_total{outcome="timeout"}'),
+        seconds().static('connect_lookups_total{outcome="timeout"}'),
         "longest wait for the addresses of a name, and until one of several accepts a connection; "
         "registering waits for none",
     ] = _EGRESS.lookup_timeout_s
     connect_lookup_cache_s: Annotated[
         float,
-        seconds(zero=True).watched("connect_lookups_total"),
+        seconds(zero=True).static("connect_lookups_total"),
         "how long the addresses of a name are remembered",
     ] = _EGRESS.lookup_cache_s
     connect_lookups_max: Annotated[
         int,
-        count().watched('connect_lookups_total{outcome="left_out"}'),
+        count().static('connect_lookups_total{outcome="left_out"}'),
         "names looked up at one time, and remembered",
     ] = _EGRESS.lookups_max

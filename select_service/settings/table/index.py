@@ -72,12 +72,12 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     ] = _STREAMS.index_bytes_max
     kv_blocks_per_turn: Annotated[
         int,
-        whole(1, 1 << 20).watched("kv_events_total"),
+        whole(1, 1 << 20).static("kv_events_total"),
         "blocks of one rank's KV events applied before others get their turn",
     ] = _STREAMS.blocks_per_turn
     kv_messages_per_turn: Annotated[
         int,
-        whole(1, 1 << 20).watched("kv_events_total"),
+        whole(1, 1 << 20).static("kv_events_total"),
         "KV-event messages taken from one socket before the next socket's turn",
     ] = _STREAMS.messages_per_turn
     replay_timeout_s: Annotated[
@@ -124,23 +124,23 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     ] = _STREAMS.replay_useless_max
     kv_backlog_batches_max: Annotated[
         int,
-        count().watched('kv_replays_total{outcome="backlog_full"}'),
+        count().static('kv_replays_total{outcome="backlog_full"}'),
         "live batches of a rank held back while a replay runs; beyond, it is given up",
     ] = _STREAMS.backlog_batches_max
     kv_backlog_bytes_max: Annotated[
         int,
-        size().watched('kv_replays_total{outcome="backlog_full"}'),
+        size().static('kv_replays_total{outcome="backlog_full"}'),
         "bytes of live KV events of a rank held back while a replay runs; beyond, it is given up",
     ] = _STREAMS.backlog_bytes_max
     kv_message_bytes_max: Annotated[
         int,
-        size().watched('kv_bad_messages_total{reason="oversized"}'),
+        size().static('kv_bad_messages_total{reason="oversized"}'),
         "longest KV-event batch; a longer one is refused and costs itself, and the "
         "connection that sends one of more than twice as much is dropped",
     ] = _STREAMS.message_bytes_max
     kv_receive_messages_max: Annotated[
         int,
-        count().watched("kv_gaps_total"),
+        count().static("kv_gaps_total"),
         "KV-event messages queued per rank before they are read",
     ] = _STREAMS.receive_messages_max
     kv_events_default: Annotated[
@@ -154,7 +154,7 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     ] = "auto"
     kv_estimate_after_s: Annotated[
         float,
-        seconds(zero=True).watched("kv_estimate_ranks"),
+        seconds(zero=True).static("kv_estimate_ranks"),
         "a rank is matched by the estimate, too, once its publisher was lost, or had not told of "
         "the prompts that it computed, for this long, or batches are lost; 0 = never",
     ] = _TRUST.estimate_after_s
@@ -176,35 +176,35 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     ] = _CORE.kv_estimate_ttl_s
     trust_samples: Annotated[
         int,
-        whole(2, 65536).watched('cached_tokens_told_total{outcome="compared"}'),
+        whole(2, 65536).static('cached_tokens_told_total{outcome="compared"}'),
         "prompts of a rank over which is kept what its engine found of what was predicted "
         "(cached_tokens of prefill_complete); half of them before anything follows",
     ] = _TRUST.samples
     trust_error_max: Annotated[
         float,
-        number(0.01, 1.0, metavar="SHARE").watched("trust_missing_share"),
+        number(0.01, 1.0, metavar="SHARE").static("trust_missing_share"),
         "share of the predicted cached tokens that an engine may not find before its rank's "
         "overlap credit shrinks by the share; 1 = never",
     ] = _TRUST.error_max
     trust_error_clear: Annotated[
         float,
-        number(0.01, 1.0, metavar="SHARE").watched("trust_missing_share"),
+        number(0.01, 1.0, metavar="SHARE").static("trust_missing_share"),
         "below this share it counts in full again",
     ] = _TRUST.error_clear
     trust_reread_s: Annotated[
         float,
-        seconds().watched("index_rereads_total"),
+        seconds().static("index_rereads_total"),
         "a doubtful index is read again from the replay endpoint, and once more after this "
         "long if it is still doubtful, twice as long each time",
     ] = _TRUST.reread_s
     trust_reread_max_s: Annotated[
         float,
-        seconds().watched("index_rereads_total"),
+        seconds().static("index_rereads_total"),
         "longest pause between two such reads of an index",
     ] = _TRUST.reread_max_s
     trust_rereads_max: Annotated[
         int,
-        count(0).watched('kv_listeners{state="replaying"}'),
+        count(0).static('kv_listeners{state="replaying"}'),
         "indexes read again at one time; 0 = never",
     ] = _TRUST.rereads_max
     no_freshness_weighting: Annotated[
@@ -214,12 +214,12 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     ] = not _TRUST.weigh_freshness
     freshness_grace_s: Annotated[
         float,
-        seconds().watched("trust_event_lag_seconds"),
+        seconds().static("trust_event_lag_seconds"),
         "a rank's events may be this late, or a gap open this long, before they shrink its credit",
     ] = _TRUST.lag_grace_s
     freshness_half_s: Annotated[
         float,
-        seconds().watched("trust_factor"),
+        seconds().static("trust_factor"),
         "beyond that, the credit halves every this many seconds",
     ] = _TRUST.lag_half_s
 
@@ -237,52 +237,52 @@ class PeerRecoverySettings(KvIndexSettings, frozen=True, kw_only=True):
     ] = _DUMPS.timeout_s
     indexer_peers: Annotated[
         tuple[str, ...],
-        peer_urls().watched("index_recovery_attempts_total"),
+        peer_urls().static("index_recovery_attempts_total"),
         "services whose /dump fills the index at the start, the first that answers wins",
     ] = ()
     recovery_attempts_max: Annotated[
         int,
-        count().watched("index_recovery_attempts_total"),
+        count().static("index_recovery_attempts_total"),
         "rounds over all --indexer-peers before the service starts with an empty index",
     ] = _RECOVERY.attempts_max
     recovery_backoff_s: Annotated[
         float,
-        seconds(zero=True).watched("index_recovery_attempts_total"),
+        seconds(zero=True).static("index_recovery_attempts_total"),
         "pause before the second round, twice as long before each further one",
     ] = _RECOVERY.backoff_s
     recovery_silence_s: Annotated[
         float,
-        seconds().watched('index_recovery_attempts_total{outcome="timeout"}'),
+        seconds().static('index_recovery_attempts_total{outcome="timeout"}'),
         "longest wait for a connection to a peer, and for the next piece of its dump",
     ] = _RECOVERY.silence_s
     recovery_timeout_s: Annotated[
         float,
-        seconds().watched('index_recovery_attempts_total{outcome="timeout"}'),
+        seconds().static('index_recovery_attempts_total{outcome="timeout"}'),
         "longest fetch from one peer altogether",
     ] = _RECOVERY.timeout_s
     recovery_bytes_max: Annotated[
         int,
-        size().watched("index_recovery_bytes_total"),
+        size().static("index_recovery_bytes_total"),
         "longest dump taken from a peer, unpacked",
     ] = _RECOVERY.bytes_max
     recovery_hold_s: Annotated[
         float,
-        seconds(zero=True).watched("waiting_for"),
+        seconds(zero=True).static("waiting_for"),
         "the HTTP port opens when the index is recovered, or after this long",
     ] = 10.0  # start-up probes are more patient than that
     recovery_unclaimed_s: Annotated[
         float,
-        seconds().watched("index_recovered_ranks_dropped_total"),
+        seconds().static("index_recovered_ranks_dropped_total"),
         "recovered ranks that no worker is registered for leave the index after this long",
     ] = _CORE.recovery_unclaimed_s
     ready_timeout_s: Annotated[
         float,
-        seconds(zero=True).watched("ready_given_up"),
+        seconds(zero=True).static("ready_given_up"),
         "/ready waits this long for what is being recovered, then no longer",
     ] = 120.0
     ready_past_events_s: Annotated[
         float,
-        seconds(zero=True).watched('ready_given_up{name="past_events"}'),
+        seconds(zero=True).static('ready_given_up{name="past_events"}'),
         "/ready waits this long after the start for what the engines known by then replay of "
         "their past; 0 = not at all",
     ] = 5.0
@@ -298,7 +298,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     ] = None
     replica_sync_peers: Annotated[
         tuple[str, ...],
-        comma_list("ENDPOINT,…").watched("replica_peers"),
+        comma_list("ENDPOINT,…").static("replica_peers"),
         "replicas to listen to from the start, as tcp://host:port of their --replica-sync-port",
     ] = ()
     advertise_url: Annotated[
@@ -309,7 +309,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     ] = None
     replica_heartbeat_s: Annotated[
         float,
-        seconds().watched("replica_events_total"),
+        seconds().static("replica_events_total"),
         "replicas are told this often what is owned here; also how late a lost message is noticed",
     ] = _CORE.replica_heartbeat_s
     replica_output_interval_s: Annotated[
@@ -345,7 +345,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     ] = _CORE.replica_claims_max
     replica_ended_max: Annotated[
         int,
-        count().watched("replica_ended"),
+        count().static("replica_ended"),
         "ended reservations remembered, so that late messages about them change nothing",
     ] = _CORE.replica_ended_max
     replica_ended_s: Annotated[
@@ -366,21 +366,21 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     ] = _REPLICAS.peers_max
     replica_message_bytes_max: Annotated[
         int,
-        count().watched('replica_peers{state="broken"}'),
+        count().static('replica_peers{state="broken"}'),
         "longest message of a replica; the connection that sends a longer one is dropped",
     ] = _REPLICAS.message_bytes_max
     replica_receive_messages_max: Annotated[
         int,
-        count().watched("replica_statements_missing"),
+        count().static("replica_statements_missing"),
         "messages queued per replica before they are read; what is lost is pulled",
     ] = _REPLICAS.receive_messages_max
     replica_send_messages_max: Annotated[
         int,
-        count().watched("replica_snapshots_total"),
+        count().static("replica_snapshots_total"),
         "messages queued for a slow replica; what it loses it pulls",
     ] = _REPLICAS.send_messages_max
     replica_pulls_max: Annotated[
-        int, count().watched("replica_pulls_running"), "snapshots fetched from replicas at one time"
+        int, count().static("replica_pulls_running"), "snapshots fetched from replicas at one time"
     ] = _REPLICAS.pulls_max
     replica_pull_timeout_s: Annotated[
         float,

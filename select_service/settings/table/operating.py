@@ -38,20 +38,20 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
 
     workers_file: Annotated[
         str | None,
-        text("PATH").watched("discovery_workers"),
+        text("PATH").static("discovery_workers"),
         "JSON list of workers (bodies of POST /workers) that is followed as it changes",
     ] = None
     workers_file_poll_s: Annotated[
-        float, seconds().watched("discovery_updates_total"), "how often that file is checked"
+        float, seconds().static("discovery_updates_total"), "how often that file is checked"
     ] = 1.0
     workers_file_bytes_max: Annotated[
         int,
-        size().watched('discovery_failures_total{kind="too_large"}'),
+        size().static('discovery_failures_total{kind="too_large"}'),
         "longest file of workers; a longer one is ignored, and what was known stays",
     ] = 16 << 20  # some 40,000 workers
     kubernetes_workers: Annotated[
         str | None,
-        text("SELECTOR").watched("discovery_workers"),
+        text("SELECTOR").static("discovery_workers"),
         "register Kubernetes pods with these labels as workers, by their annotations",
     ] = None
     kubernetes_workers_from: Annotated[
@@ -61,7 +61,7 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
     ] = "pods"
     kubernetes_replicas: Annotated[
         str | None,
-        text("SELECTOR").watched("replica_peers"),
+        text("SELECTOR").static("replica_peers"),
         "listen to the replicas in EndpointSlices with these labels, on their port replica-sync",
     ] = None
     kubernetes_namespace: Annotated[
@@ -79,36 +79,36 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
     ] = "/var/run/secrets/kubernetes.io/serviceaccount"
     replica_sync_dns: Annotated[
         str | None,
-        host_port().watched("replica_peers"),
+        host_port().static("replica_peers"),
         "listen to a replica on each address of this name, a headless Service",
     ] = None
     discovery_poll_s: Annotated[
-        float, seconds().watched("discovery_updates_total"), "how often that name is resolved"
+        float, seconds().static("discovery_updates_total"), "how often that name is resolved"
     ] = 5.0
     discovery_grace_s: Annotated[
         float,
-        seconds(zero=True).watched("discovery_missed"),
+        seconds(zero=True).static("discovery_missed"),
         "the state of workers that a source no longer names, and replicas, are kept this long",
     ] = 10.0
     discovery_engine_grace_s: Annotated[
         float,
-        seconds(zero=True).watched("discovery_missed"),
+        seconds(zero=True).static("discovery_missed"),
         "the state of such workers is kept this long while the connection of their KV events is "
         "unbroken, which shows that the engine is the same",
     ] = 300.0
     discovery_stale_s: Annotated[
         float,
-        seconds().watched("discovery_age_seconds"),
+        seconds().static("discovery_age_seconds"),
         "a source that could not be read for this long is a finding of the doctor",
     ] = _DOCTOR.discovery_stale_s
     discovery_workers_max: Annotated[
         int,
-        count().watched("discovery_rejected"),
+        count().static("discovery_rejected"),
         "workers taken from one source; the rest is left out",
     ] = 10_000
     discovery_objects_max: Annotated[
         int,
-        count().watched('discovery_failures_total{kind="too_large"}'),
+        count().static('discovery_failures_total{kind="too_large"}'),
         "Kubernetes objects a selector may select; beyond, what was known stays",
     ] = 100_000
 
@@ -129,72 +129,72 @@ class DurabilitySettings(DiscoverySettings, frozen=True, kw_only=True):
     ] = Durability.STRICT
     durability_window_s: Annotated[
         float,
-        seconds().watched("state_window_waits_total"),
+        seconds().static("state_window_waits_total"),
         "with relaxed durability: a crash loses at most the changes of this long; while the "
         "disk is further behind, answers wait",
     ] = 0.05
     state_stall_s: Annotated[
         float,
-        seconds().watched("state_stalls_total"),
+        seconds().static("state_stalls_total"),
         "a disk that has not finished a commit for this long counts as refusing, until it has",
     ] = _STATE.stall_s
     state_waiting_max: Annotated[
         int,
-        count().watched("state_waiting"),
+        count().static("state_waiting"),
         "answers that wait for the disk, also those of clients that are gone; beyond, "
         "changes are refused",
     ] = _STATE.waiting_max
     index_snapshot_interval_s: Annotated[
         float,
-        seconds(zero=True).watched("index_snapshot_written_timestamp_seconds"),
+        seconds(zero=True).static("index_snapshot_written_timestamp_seconds"),
         "with --state-dir: write the index there this often and at the end; 0 = neither "
         "write nor read it",
     ] = _SNAPSHOTS.interval_s
     index_snapshot_bytes_max: Annotated[
         int,
-        size().watched('index_snapshot_left_out{reason="no_room"}'),
+        size().static('index_snapshot_left_out{reason="no_room"}'),
         "longest index snapshot; ranks beyond are left out",
     ] = _SNAPSHOTS.bytes_max
     index_snapshot_hold_s: Annotated[
         float,
-        seconds().watched('index_snapshot_left_out{reason="slow"}'),
+        seconds().static('index_snapshot_left_out{reason="slow"}'),
         "longest time that a rank's events wait while its snapshot is taken; beyond, left out",
     ] = _SNAPSHOTS.hold_s
     index_snapshot_proof_s: Annotated[
         float,
-        seconds().watched('index_snapshot_recalled_ranks_total{outcome="unheard"}'),
+        seconds().static('index_snapshot_recalled_ranks_total{outcome="unheard"}'),
         "a rank without a replay endpoint may stay silent this long after a restart, then "
         "its blocks of the snapshot are dropped",
     ] = _STREAMS.recall_wait_s
     index_snapshot_shutdown_s: Annotated[
         float,
-        seconds().watched("index_snapshot_written_timestamp_seconds"),
+        seconds().static("index_snapshot_written_timestamp_seconds"),
         "longest wait for the last index snapshot when the process ends",
     ] = _SNAPSHOTS.shutdown_s
     record: Annotated[
         str | None,
-        text("FILE").watched("recording_notes_total"),
+        text("FILE").static("recording_notes_total"),
         "write requests (hashes only), KV events, lifecycle calls and decisions here, for "
         "`select-sim replay`",
     ] = None
     record_bytes_max: Annotated[
         int,
-        size(1 << 16).watched("recording_files_total"),
+        size(1 << 16).static("recording_files_total"),
         "with --record: compressed bytes of a file before the next one begins",
     ] = 64 << 20  # of a file: some hundred thousand decisions
     record_files_max: Annotated[
         int,
-        whole(1, 100000).watched("recording_files_total"),
+        whole(1, 100000).static("recording_files_total"),
         "with --record: files kept; the oldest is deleted",
     ] = 8
     record_queue_bytes_max: Annotated[
         int,
-        size(1 << 16).watched('recording_notes_total{outcome="queue"}'),
+        size(1 << 16).static('recording_notes_total{outcome="queue"}'),
         "with --record: bytes that wait for the writer, roughly; more is left out of the recording",
     ] = 16 << 20  # a second of ten thousand decisions
     record_flush_s: Annotated[
         float,
-        seconds().watched("recording_queue_bytes"),
+        seconds().static("recording_queue_bytes"),
         "with --record: a crash loses at most this much time",
     ] = 1.0
 
@@ -203,24 +203,24 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     """What the service says of itself: decisions, findings, metrics, console, logs, traces."""
 
     decision_ring: Annotated[
-        int, whole(0, 8192).watched("decision_records"), "decisions kept for /decisions; 0 = none"
+        int, whole(0, 8192).static("decision_records"), "decisions kept for /decisions; 0 = none"
     ] = _CORE.decision_ring
     decision_ring_bytes: Annotated[
-        int, size(0).watched("decision_bytes"), "memory they may take together; 0 = none are kept"
+        int, size(0).static("decision_bytes"), "memory they may take together; 0 = none are kept"
     ] = _CORE.decision_ring_bytes
     doctor_interval_s: Annotated[
         float,
-        seconds(zero=True).watched("doctor_examinations_total"),
+        seconds(zero=True).static("doctor_examinations_total"),
         "how often to check whether something is wired wrong; 0: only when asked",
     ] = _DOCTOR.interval_s
     doctor_samples_max: Annotated[
         int,
-        count(0).watched("doctor_examinations_total"),
+        count(0).static("doctor_examinations_total"),
         "prompts looked at between two examinations, the first ones; 0: none",
     ] = _DOCTOR.samples_max
     doctor_findings_max: Annotated[
         int,
-        count().watched(HITS),
+        count().static(HITS),
         "findings listed by /ready?verbose=true, some of each kind; the metric counts all",
     ] = _DOCTOR.findings_max
     doctor_probe_workers: Annotated[
@@ -231,17 +231,17 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     ] = _DOCTOR.probe_workers
     metrics_rank_series_max: Annotated[
         int,
-        count(0).watched("ranks_unlisted"),
+        count(0).static("ranks_unlisted"),
         "ranks with series of their own in /metrics; the rest is only counted",
     ] = 512  # some 25 ms per scrape, in slices
     metrics_scope_series_max: Annotated[
         int,
-        count(0).watched("scopes_unlisted"),
+        count(0).static("scopes_unlisted"),
         "scopes with series of their own in /metrics; the rest is summed up under `other`",
     ] = 64  # of some 30 series each
     console_clients_max: Annotated[
         int,
-        count().watched("console_clients"),
+        count().static("console_clients"),
         "pages of the console that are kept up to date at a time",
     ] = 16  # each costs a socket and a few seconds of unread messages
     console_grafana_url: Annotated[
@@ -253,41 +253,41 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     log_format: Annotated[LogFormat, choice("json", "text"), "form of the log on stderr"] = "text"
     tracing: Annotated[
         TracesTo,
-        choice("none", "otlp").watched(env="OTEL_TRACES_EXPORTER"),
+        choice("none", "otlp").static(env="OTEL_TRACES_EXPORTER"),
         "trace requests and export them by OTLP over HTTP; takes the extra otel",
     ] = "none"
     trace_sampler: Annotated[
         str,
-        choice(*SAMPLERS, metavar="NAME").watched(
+        choice(*SAMPLERS, metavar="NAME").static(
             "traced_requests_total", env="OTEL_TRACES_SAMPLER"
         ),
         "which requests are traced, by OpenTelemetry's names",
     ] = "parentbased_traceidratio"
     trace_sample_ratio: Annotated[
         float,
-        number(0.0, 1.0, metavar="SHARE").watched(
+        number(0.0, 1.0, metavar="SHARE").static(
             "traced_requests_total", env="OTEL_TRACES_SAMPLER_ARG", limit=False
         ),
         "share of requests without a parent span that are traced, where the sampler uses a ratio",
     ] = 1.0
     trace_queue_spans_max: Annotated[
         int,
-        count().watched('trace_spans_total{outcome="dropped"}', env="OTEL_BSP_MAX_QUEUE_SIZE"),
+        count().static('trace_spans_total{outcome="dropped"}', env="OTEL_BSP_MAX_QUEUE_SIZE"),
         "spans that wait to be exported; more are dropped",
     ] = 2048  # the defaults of OpenTelemetry's SDK
     trace_batch_spans_max: Annotated[
         int,
-        count().watched("trace_queue_spans", env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
+        count().static("trace_queue_spans", env="OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
         "spans exported at once",
     ] = 512
     trace_interval_ms: Annotated[
         int,
-        count(metavar="MS").watched("trace_queue_spans", env="OTEL_BSP_SCHEDULE_DELAY"),
+        count(metavar="MS").static("trace_queue_spans", env="OTEL_BSP_SCHEDULE_DELAY"),
         "how long spans wait to be exported together",
     ] = 5000
     trace_shutdown_s: Annotated[
         float,
-        seconds(zero=True).watched('trace_spans_total{outcome="dropped"}'),
+        seconds(zero=True).static('trace_spans_total{outcome="dropped"}'),
         "how long exporting the last spans may take when the process ends",
     ] = 2.0
     no_console: Annotated[

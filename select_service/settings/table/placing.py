@@ -68,7 +68,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.outlier_ejection_max_s
     freed_ids_max: Annotated[
         int,
-        count(0).watched("freed_reservation_ids"),
+        count(0).static("freed_reservation_ids"),
         "ids of ended reservations remembered, for ten minutes; ending one again is no error",
     ] = _CORE.freed_ids_max
     cached_token_reports_max: Annotated[
@@ -93,7 +93,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.lease_copies_max
     ended_leases_max: Annotated[
         int,
-        count(0).watched("ended_leases"),
+        count(0).static("ended_leases"),
         "ids of ended leases remembered, for ten minutes; a late renewal is told what happened",
     ] = _CORE.ended_leases_max
     lease_reopen_s: Annotated[
@@ -129,19 +129,19 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.wave_samples_max
     session_ttl_s: Annotated[
         float,
-        seconds(zero=True).watched("sessions"),
+        seconds(zero=True).static("sessions"),
         "requests with a session_id go where the session's last one went, until it is silent for "
         "this long; 0: off",
     ] = _CORE.session_ttl_s
     session_gap_factor: Annotated[
         float,
-        number(0.0, 1000000.0, metavar="X").watched("session_requests_total"),
+        number(0.0, 1000000.0, metavar="X").static("session_requests_total"),
         "a session may be silent for this many times its own usual gap between the end of a "
         "request and the next, at most --session-ttl-s; 0: for --session-ttl-s",
     ] = _CORE.session_gap_factor
     sessions_max: Annotated[
         int,
-        count().watched("sessions_evicted_total"),
+        count().static("sessions_evicted_total"),
         "sessions remembered; the one silent for longest is forgotten first",
     ] = _CORE.sessions_max
     data_parallel_size_max: Annotated[
@@ -258,20 +258,20 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     ] = None
     overtaking_s: Annotated[
         float | None,
-        number(0.0, 1000000.0, metavar="S").watched("selections_queued_total"),
+        number(0.0, 1000000.0, metavar="S").static("selections_queued_total"),
         "where no policy file orders the queue, a waiting request is overtaken by one that "
         "comes up to this many seconds later for each 1,000 tokens less to compute; off: as "
         "--policy has it",
     ] = None
     overtaking_share: Annotated[
         float | None,
-        number(0.0, 1.0, metavar="X").watched("selections_queued_total"),
+        number(0.0, 1.0, metavar="X").static("selections_queued_total"),
         "or, where queues are long, by one that comes up to this share of the wait later; "
         "the longer of the two counts; off: as --policy has it",
     ] = None
     kv_transfer_cost_per_block: Annotated[
         float,
-        number(0.0, 1000000.0, metavar="BLOCKS").watched(limit=False),
+        number(0.0, 1000000.0, metavar="BLOCKS").static(limit=False),
         "what moving one KV block from one worker to another costs, in blocks of prefill",
     ] = _ROUTER.kv_transfer_cost_per_block
     kv_transfer_cost_by_domain: Annotated[
@@ -282,15 +282,13 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     ] = {}
     kv_pull: Annotated[
         bool,
-        switch().watched("selections_pulling_total", limit=False),
+        switch().static("selections_pulling_total", limit=False),
         "let ranks pull KV blocks of prompts from others, where that costs less than computing "
         "them: selections then have a kv_source",
     ] = _ROUTER.kv_pull
     kv_pull_costs: Annotated[
         Literal["set", "learnt"],
-        choice("set", "learnt", metavar="WHICH").watched(
-            "measured_pull_seconds_total", limit=False
-        ),
+        choice("set", "learnt", metavar="WHICH").static("measured_pull_seconds_total", limit=False),
         "what a pull is taken to cost: as --kv-transfer-cost-per-block and its domains are set, or "
         "learnt from first tokens, where they were measured four times",
     ] = _ROUTER.kv_pull_costs
@@ -343,7 +341,7 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     ] = None
     overload_status_code: Annotated[
         int,
-        status().watched(env="DYN_HTTP_OVERLOAD_STATUS_CODE", limit=False),
+        status().static(env="DYN_HTTP_OVERLOAD_STATUS_CODE", limit=False),
         "status of refusals for load",
     ] = _ADMISSION.overload_status
     max_inflight_default: Annotated[
@@ -391,32 +389,32 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     ] = {}
     slo_class_max: Annotated[
         str | None,
-        text("NAME").watched("admission_clamped_total"),
+        text("NAME").static("admission_clamped_total"),
         "the most important class a request may claim; one above counts as this",
     ] = None
     slo_target_ttft_s: Annotated[
         float | None,
-        optional(number(0.001, metavar="S")).watched(limit=False),
+        optional(number(0.001, metavar="S")).static(limit=False),
         "a rank is saturated with the prefill tokens it computes in that time; "
         "off: half of slo-shed's tightest target, 1 s for other policies",
     ] = _ADMISSION.slo_target_ttft_s
     prefill_tokens_per_s: Annotated[
         float,
-        number(1.0, metavar="N").watched(limit=False),
+        number(1.0, metavar="N").static(limit=False),
         "what one rank computes, until it was measured",
     ] = _ADMISSION.prefill_tokens_per_s
     return_horizon_s: Annotated[
         float,
-        seconds().watched("admission_promises"),
+        seconds().static("admission_promises"),
         "how far ahead a refused request is promised a place at most: 10 minutes at once, and "
         "farther the longer an overload lasts",
     ] = _ADMISSION.return_horizon_s
     return_slots_max: Annotated[
-        int, count(0).watched("admission_promises"), "promises held at once, 200 bytes each"
+        int, count(0).static("admission_promises"), "promises held at once, 200 bytes each"
     ] = _ADMISSION.return_slots_max
     tenant_labels_max: Annotated[
         int,
-        whole(2, 10000).watched('admission_tenant_requests_total{fairness_id="other"}'),
+        whole(2, 10000).static('admission_tenant_requests_total{fairness_id="other"}'),
         "tenants with admission series of their own; the rest is summed up under `other`",
     ] = _ADMISSION.tenant_labels_max
     load_report_stale_s: Annotated[
@@ -431,6 +429,6 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     ] = _ADMISSION.load_report_stale_as
     load_report_bytes_max: Annotated[
         int,
-        size().watched("worker_reports_bad_total"),
+        size().static("worker_reports_bad_total"),
         "longest message with which a worker tells its load beside its KV events; longer is bad",
     ] = _ADMISSION.load_report_bytes_max
