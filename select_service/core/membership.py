@@ -158,10 +158,8 @@ class Membership:
     ) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope.
 
-        Args:
-            worker: the record.
-            before: the one that it replaces; the room of its scope and its event sources is free.
-            is_patch: it was patched: a patch does not change what its own worker has pinned.
+        `before` is the one that it replaces; the room of its scope and its event sources is
+        free. A patch does not change what its own worker has pinned.
         """
         self.waiting_to_pin.pop(worker.worker_id, None)
         reasons = missing_parts(worker)

@@ -135,10 +135,9 @@ class Partition:
     def candidates(self, request: SelectRequest, number: int | None = None) -> Rows:
         """Return the rows that may take the prompt; without ejected ones, if others are left.
 
-        Args:
-            request: its constraints.
-            number: of its policy class. If requests of that class wait, having no candidate is no
-                error: no overtaking, not even towards a refusal. None: nobody is overtaken.
+        `number` is that of its policy class. If requests of that class wait, having no
+        candidate is no error: no overtaking, not even towards a refusal. None: nobody is
+        overtaken.
 
         Raises:
             NoEligibleWorker: there is none.

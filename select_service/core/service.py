@@ -366,9 +366,8 @@ class SelectionCore:
     def name_tenants(self, tenants: Iterable[str], *, others: bool) -> None:
         """Keep a part of every bound for each of these tenants from now on.
 
-        Args:
-            tenants: those of the token file.
-            others: whether callers of none of them may book or register.
+        `tenants` are those of the token file; `others`: callers of none of them may book or
+        register.
         """
         self.shares.name(tenants, others=others)
         self.decisions.follow_tenants()

@@ -49,11 +49,6 @@ class Upkeep:
     def go_on(self, may_expire: int, now: float, effects: Effects) -> bool:
         """Look after the next scopes.
 
-        Args:
-            may_expire: how many reservations may expire.
-            now: monotonic seconds.
-            effects: the results are added here.
-
         Returns:
             Whether more is to be done at once: scopes of this round, or work in one.
         """

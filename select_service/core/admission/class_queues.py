@@ -84,10 +84,7 @@ class ClassQueues:
 
         A rank is busy if it carries more prefill than its threshold (strictly).
 
-        Args:
-            number: of its class.
-            rows: its candidates.
-            is_new: whether those of its class that wait are ahead of it.
+        `is_new`: those of its class that wait are ahead of it.
         """
         if is_new and self.of_class[number].pending:
             return True
@@ -148,9 +145,6 @@ class ClassQueues:
 
         A head that must wait blocks its own class only. The caller places (and books) it before
         asking again.
-
-        Args:
-            may_go: called with a class's number and its head.
         """
         for step in range(len(self.of_class)):
             number = (self._turn + step) % len(self.of_class)

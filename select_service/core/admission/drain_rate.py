@@ -21,9 +21,7 @@ RETURN_MAX_S: Final = 300.0
 class DrainRate:
     """The measured rate, and until when it is spoken for.
 
-    Args:
-        loads: of the partition's ledger.
-        prior_tokens_per_s: of one rank, until measured.
+    `prior_tokens_per_s` is that of one rank, until it is measured.
     """
 
     def __init__(self, loads: SlotLoads, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
@@ -38,12 +36,8 @@ class DrainRate:
     def retry_after_s(self, one: float, everybody: float, ranks: int, now: float) -> float:
         """Return the seconds until asking again. O(1).
 
-        Args:
-            one: prefill tokens per request: a place is free once this many are computed.
-            everybody: those of all computing and waiting requests; after that there is room in any
-                case.
-            ranks: that compute.
-            now: monotonic seconds.
+        A place is free once `one`, the prefill tokens per request, are computed; after
+        `everybody`, those of all computing and waiting requests, there is room in any case.
         """
         rate = self._speeds.of_pool(max(1, ranks), self.meter.tokens_per_s).tokens_per_s
         latest = now + min(everybody / rate, RETURN_MAX_S)

@@ -103,12 +103,7 @@ def filter_rows(
 ) -> Hits:
     """Keep the rows whose hit rate reaches the threshold; equal passes.
 
-    Args:
-        blocks: cached blocks by candidate row.
-        block_size: tokens of a block.
-        isl_tokens: tokens of the prompt; 0 refuses nobody.
-        threshold: in 0..1.
-        basis: what to measure against.
+    `blocks` are the cached blocks by candidate row; a prompt of 0 tokens refuses nobody.
     """
     base = base_tokens(isl_tokens, block_size, basis)
     if not base or not len(blocks):
@@ -132,13 +127,8 @@ def filter_groups(
 ) -> Hits:
     """Do the same where few rows hold anything, without visiting the others.
 
-    Args:
-        groups: (cached blocks > 0, rows), disjoint; rows that are no candidates are skipped.
-        rows: number of candidates; all rows in no group hold nothing.
-        block_size: as above.
-        isl_tokens: as above.
-        threshold: as above.
-        basis: as above.
+    `groups` are (cached blocks > 0, rows), disjoint; rows that are no candidates are skipped.
+    The rest of the `rows` candidates hold nothing.
     """
     base = base_tokens(isl_tokens, block_size, basis)
     if not base or not rows:

@@ -70,15 +70,9 @@ class PartitionAdmission(RankLimits):
     ) -> None:
         """Follow a ledger from now on; `attach` brings the workers.
 
-        Args:
-            ledger: its load is judged.
-            built: the policy.
-            settings: defaults and bounds.
-            thresholds: of busy ranks.
-            returns: promises shared with other gates, if the policy's allowance is shared.
-            meter: measures the ledger's drain rate.
-            totals: shared counters of all gates; None: this is the only gate.
-            tenant_id: whose promises it gives, where they are shared.
+        `returns` are promises shared with other gates, if the policy's allowance is shared;
+        then `tenant_id` says whose it gives. Without `totals`, shared by all gates, this is
+        the only one.
         """
         self._totals = totals or Totals(settings.tenant_labels_max)
         super().__init__(ledger, settings, thresholds, meter)
@@ -150,12 +144,7 @@ class PartitionAdmission(RankLimits):
 
         The request's key is computed only if it may matter.
 
-        Args:
-            ticket: the request.
-            ask: the request as the gate sees it.
-            rows: the candidates.
-            now: monotonic seconds.
-            verdict: the policy's, if it was already asked and no other gate applies.
+        `verdict` is the policy's, if it was already asked and no other gate applies.
         """
         gate = self.gate
         if gate.returns.size:

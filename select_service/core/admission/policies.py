@@ -166,10 +166,8 @@ def read_config(name: str, config: Mapping[str, object]) -> dict[str, object]:
 def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     """Build a policy.
 
-    Args:
-        name: one of NAMES.
-        config: its keys (KEYS), and for every policy `slo_priorities` (class → priority),
-            `tenant_budgets` (tenant → share of all seats) and `seats_per_instance`.
+    `config` has the keys of the policy (KEYS), and for every one `slo_priorities` (class →
+    priority), `tenant_budgets` (tenant → share of all seats) and `seats_per_instance`.
 
     Raises:
         ValueError: naming what is wrong.

@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 class RankLimits:
     """The ranks of one partition: load, thresholds and caps.
 
-    Args:
-        ledger: its load is followed from now on; `attach` brings the workers.
-        settings: defaults and bounds.
-        thresholds: of busy ranks.
-        meter: measures the ledger's drain rate.
+    The load of `ledger` is followed from now on; `attach` brings the workers.
     """
 
     def __init__(

@@ -338,14 +338,7 @@ class SloShed(AdmissionPolicy, Generic[T]):
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
     def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
-        """Charge the tenant of a request in this line for its answer instead of the expected one.
-
-        Args:
-            line: in which it was charged.
-            tenant_id: its tenant.
-            expected: output tokens that it was charged for.
-            reported: those that came.
-        """
+        """Charge the tenant of a request in this line for its answer, not the expected one."""
         weight = self.settings.output_weight
         self.queue.correct(line, tenant_id, int(weight * reported) - int(weight * expected))
 

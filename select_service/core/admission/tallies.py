@@ -91,9 +91,7 @@ class ClassTally(Struct):
 class Tallies:
     """The counters of one gate; a class, once known, stays.
 
-    Args:
-        classes: known from the start.
-        by_tenant: shared with other gates; None: this gate counts alone.
+    `by_tenant` is shared with other gates; None: this gate counts alone.
     """
 
     def __init__(self, classes: SloClasses, by_tenant: ByTenant | None = None) -> None:

@@ -103,11 +103,7 @@ def _of(values: Mapping[str, float | int | None]) -> Thresholds:
 
 
 class ThresholdBook:
-    """Thresholds by (model, tenant); tenant None is the whole model.
-
-    Args:
-        defaults: for every model without an entry.
-    """
+    """Thresholds by (model, tenant); tenant None is the whole model."""
 
     def __init__(self, defaults: Thresholds = NOTHING) -> None:
         self.defaults = defaults

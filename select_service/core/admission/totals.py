@@ -45,11 +45,7 @@ class Totals:
     ) -> None:
         """Keep the counts of a gate whose scope is removed.
 
-        Args:
-            gate: that goes.
-            rejections: its refusals by endpoint.
-            model_name: of the scope.
-            is_last: whether no other scope of that model has a gate; then its series end.
+        `is_last`: no other scope of that model has a gate, so its series end.
         """
         tallies = gate.tallies
         total = tallies.total()

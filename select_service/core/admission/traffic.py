@@ -24,11 +24,7 @@ LEFT_SHARE_MIN: Final = 0.05
 
 
 class AdmittedTraffic:
-    """Exponentially weighted sums; they decay in steps, so adding is O(1).
-
-    Args:
-        lines: their number, most important first.
-    """
+    """Exponentially weighted sums; they decay in steps, so adding is O(1)."""
 
     __slots__ = ("_at", "_left", "_longer", "_quiet_s", "_span_s", "fades_at", "requests", "sums")
 

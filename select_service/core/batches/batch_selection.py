@@ -120,13 +120,7 @@ class BatchSelection:
 
 
 class RunningBatch:
-    """One wave in progress; no step awaits anything, and each takes about as long as a request.
-
-    Args:
-        waves: its origin, with the collaborators.
-        wants: the options.
-        items: its requests.
-    """
+    """One wave in progress; no step awaits anything, and each takes about as long as a request."""
 
     def __init__(
         self, waves: BatchSelection, wants: SelectBatchRequest, items: Sequence[Item]

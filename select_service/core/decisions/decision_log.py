@@ -170,15 +170,8 @@ class DecisionLog:
     ) -> DecisionRecord | None:
         """Record a decision; return the record if it is to be explained.
 
-        Args:
-            ticket: the request.
-            seen: the state it met, before anything was booked.
-            rows: the candidates.
-            slot: the choice; -1: none.
-            now: monotonic seconds.
-            odds: unusual facts, if the caller knows any.
-            cache_hit: hit rate and threshold, if one is in force.
-            weights: used for the choice; None: those of the ticket.
+        `seen` is the state it met, before anything was booked; `slot` -1: none was chosen.
+        Without `weights`, those of the ticket were used.
         """
         if self._recorder is not None:
             self._recorder.decision(ticket, seen, rows, slot, now, odds)
@@ -210,9 +203,7 @@ class DecisionLog:
     def note_withdrawn(self, reservation_id: str, at: float) -> None:
         """Note that what a decision booked was withdrawn: its answer could not be written.
 
-        Args:
-            reservation_id: of the request, or of its pair.
-            at: when it was booked, which is when it was decided.
+        `at` is when it was booked, which is when it was decided.
         """
         if not self.is_on:
             return
@@ -299,10 +290,8 @@ class DecisionLog:
 
         O(records), some 40 ns each: selections must not pay for an index.
 
-        Args:
-            name: the id.
-            tenants: the record must be of one of these; None: any.
-            aliases: names that mean the same.
+        It must be of one of the `tenants`, if given; `aliases` are names that mean the
+        same.
         """
         names = aliases | {name}
         for found in self._rings.named(names):

@@ -79,17 +79,6 @@ class FleetSnapshot:
         *,
         speeds: RankSpeeds,
     ) -> None:
-        """Start without having looked at any worker.
-
-        Args:
-            scope: of the partition.
-            fleet_slots: of the partition, live.
-            block_size: of its index, in tokens.
-            catalog: knows the absent workers.
-            stream_of: returns the event stream of a rank.
-            estimate: of the partition.
-            speeds: of its ranks.
-        """
         self._speeds = speeds
         self._estimate = estimate
         self._scope, self._fleet_slots, self._block_size = scope, fleet_slots, block_size

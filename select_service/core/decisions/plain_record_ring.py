@@ -50,10 +50,8 @@ class RecordRing:
     def __init__(self, count_max: int, bytes_max: int, first: int) -> None:
         """Start empty.
 
-        Args:
-            count_max: records kept; 0: none, they are only made.
-            bytes_max: bytes they may take together; 0: none are kept.
-            first: number of the first record.
+        0 records or bytes: none are kept, only made. `first` is the number of the first
+        record.
         """
         self.bytes = 0
         self.next = first

@@ -111,10 +111,7 @@ class ShadowControl:
     ) -> None:
         """Start without a shadow.
 
-        Args:
-            config: in force; a shadow states its differences.
-            partitions: live.
-            clock: seconds, to measure its time; None: not limited.
+        Without a clock (in seconds), its time is neither measured nor limited.
         """
         self._config = config
         self._partitions = partitions
@@ -134,12 +131,7 @@ class ShadowControl:
         self.own_prefill_tokens += seen.shadow.prefill_tokens
 
     def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
-        """Put other settings in force; counts restart if the weights differ.
-
-        Args:
-            settings: validated; None: no shadow.
-            now: monotonic seconds.
-        """
+        """Put other settings in force; counts restart if the weights differ."""
         before = self.shadow
         if settings is not None:
             self.budget.share = settings.cost_max
@@ -194,12 +186,7 @@ class Shadow:
     ) -> ShadowScoring | None:
         """Begin to score a decision before the live choice; None: not this time, and counted.
 
-        Args:
-            ticket: the request.
-            rows: the candidates, at least one.
-            matches: of the prompt in the index, if already looked up.
-            now: monotonic seconds.
-            rng: the generator of the live choice; it stays unchanged.
+        `rng`, the generator of the live choice, stays unchanged.
         """
         phase = self._phase + _STEP  # inlined: every decision pays for this much
         self._phase = phase = phase - 1.0 if phase >= 1.0 else phase
@@ -265,11 +252,7 @@ class ShadowScoring:
         self._now = now
 
     def score(self, placement: Placement) -> Sighting:
-        """Choose among the same candidates with the shadow weights, and compare.
-
-        Args:
-            placement: the live choice.
-        """
+        """Choose among the same candidates with the shadow weights, and compare."""
         began = self._shadow.budget.began()
         sides = self._compare(placement)
         weights = self._ticket.partition.at_present(self._weights)
@@ -345,9 +328,7 @@ class ShadowReport:
     def status(self, now: float, *, with_cost: bool) -> ShadowStatus:
         """Return the answer.
 
-        Args:
-            now: monotonic seconds.
-            with_cost: include its time, which only the operator of the process may see.
+        Only the operator of the process may see its time (`with_cost`).
         """
         shadow, live = self._control.shadow, ShadowWeights(**self._control.live._asdict())
         cost_s = self._control.budget.spent_s if with_cost else UNSET

@@ -40,12 +40,8 @@ class TenantRings:
     ) -> None:
         """Start with one ring for everybody.
 
-        Args:
-            make: makes a ring: records, bytes, number of the first.
-            shares: knows the tenants of the token file.
-            count_max: records of all rings together.
-            bytes_max: bytes they may take together.
-            first: number of the first record.
+        `make` makes a ring: records, bytes, number of the first. The maxima are of all
+        together.
         """
         self._make, self._shares = make, shares
         self._count_max, self._bytes_max = count_max, bytes_max

@@ -112,9 +112,8 @@ class StreamChecks:
     def asked(self, at: float, prompt: bytes | None = None) -> None:
         """The rank was given a prompt with blocks it has to compute, and so to tell of.
 
-        Args:
-            at: when.
-            prompt: what tells it from others; None: it was booked, nobody asks in vain for that.
+        `prompt` tells it from others; None: it was booked, and nobody asks in vain for
+        that.
         """
         heard_at = self.stream.last_event_at
         if at > self._link_since and (heard_at is None or at > heard_at):

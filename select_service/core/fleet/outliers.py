@@ -106,9 +106,7 @@ class Outliers:
     def answered(self, slot: int, booked_at: float) -> None:
         """Note a sign of life: a prompt is computed, or there is output. It may yet fail.
 
-        Args:
-            slot: of its rank.
-            booked_at: when that was booked; what is older says nothing about an ejected rank.
+        What was booked before a rank was ejected says nothing about it.
         """
         one = self.ranks.get(slot)
         if one is not None and one.lost_at is not None and booked_at > one.lost_at:
@@ -130,11 +128,8 @@ class Outliers:
     def follow_publisher(self, slot: int, lost_at: float | None, now: float) -> None:
         """Note whether the rank's publisher can be reached.
 
-        Args:
-            slot: of its rank.
-            lost_at: since when it cannot, although it was connected before; None: it can, or never
-                was.
-            now: monotonic seconds.
+        `lost_at`: since when it cannot, although it was connected before; None: it can, or
+        never was.
         """
         one = self.ranks.get(slot)
         if lost_at is None:

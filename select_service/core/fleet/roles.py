@@ -84,12 +84,8 @@ class Roles:
     ) -> Roles:
         """Return the roles after one worker has come, gone or changed. Copies a few KB.
 
-        Args:
-            workers: all selectable workers now.
-            slots: number of slots.
-            changed: the worker's id.
-            left: its selectable slots before.
-            come: the worker, if it is selectable now.
+        `left` are its selectable slots before; `come` is the worker, if it is selectable
+        now.
         """
         fresh = Roles(self._costs)
         fresh._workers = tuple(workers)

@@ -43,12 +43,6 @@ class Marks:
     __slots__ = ("_clock", "answer", "booked", "ids", "placement", "steps", "ticket")
 
     def __init__(self, clock: Callable[[], int], ids: Mapping[str, str]) -> None:
-        """Start without steps.
-
-        Args:
-            clock: nanoseconds, with any origin.
-            ids: the request's ids in logs.
-        """
         self._clock = clock
         self.ids = ids
         self.steps: list[tuple[str, int]] = []

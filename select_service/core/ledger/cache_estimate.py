@@ -73,10 +73,8 @@ class CacheEstimate:
     ) -> None:
         """Begin without ranks.
 
-        Args:
-            limits: capacity of ranks that tell none, and the time to live; read each time.
-            bound: of the blocks of all partitions together; None: no bound.
-            tenant_id: whose partition it is.
+        `limits`, read each time: capacity of ranks that tell none, and the time to live.
+        `bound` is of the blocks of all partitions together.
         """
         self._limits = limits or CoreLimits()
         self._bound = bound
@@ -96,10 +94,8 @@ class CacheEstimate:
     def follow(self, slot: int, capacity: int | None, *, in_force: bool) -> None:
         """Estimate a rank from now on, or change how; its prompts stay.
 
-        Args:
-            slot: the rank's.
-            capacity: blocks that its cache has room for; None or 0: unknown.
-            in_force: whether matches count the estimate; otherwise it is only kept.
+        `capacity` is in blocks; None or 0: unknown. Matches count the estimate if it is
+        `in_force`.
         """
         rank = self._ranks.get(slot)
         if rank is None:

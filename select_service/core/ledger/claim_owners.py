@@ -40,11 +40,8 @@ class ClaimOwners:
     ) -> None:
         """Note claims that a publisher told of. O(1) each, and O(publishers) where it is too much.
 
-        Args:
-            teller: the publisher.
-            keys: (owner, born).
-            owners_max: remembered of all publishers together, 1 or more.
-            is_silent: whether a publisher has left.
+        `keys` are (owner, born); at most `owners_max` are remembered of all publishers
+        together.
         """
         for owner, born in keys:
             told = self._by_teller.setdefault(teller, {})

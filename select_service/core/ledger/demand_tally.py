@@ -146,12 +146,7 @@ class UnservedDemand:
         self.evicted = self.elsewhere = 0
 
     def note(self, scope: Scope, *, is_known: bool) -> None:
-        """Count one more request for a scope.
-
-        Args:
-            scope: as asked for.
-            is_known: it has had a worker here.
-        """
+        """Count one more request for a scope."""
         most = self._limits.name_length_max
         if any(len(name) > most or not name.isprintable() for name in scope):
             self.elsewhere += 1

@@ -53,9 +53,7 @@ def opening_revision(born: int, *latest: int) -> int:
 
     Replicas may yet state what those were given; their numbers follow from other replicas' ones.
 
-    Args:
-        born: our last statement to replicas.
-        latest: the highest revisions known.
+    `latest` are the highest revisions known, `born` is our last statement to replicas.
     """
     return min(max(born, max(latest) + REVISIONS_APART), U64_MASK)
 
@@ -113,13 +111,8 @@ class Leases:
     ) -> Lease:
         """Open a lease, or renew the one this owner already has under this id. O(1).
 
-        Args:
-            lease_id: chosen by the client, or made for it.
-            owner: whose it is.
-            ttl_s: seconds without a renewal until it ends.
-            now: monotonic seconds.
-            born: our last statement to replicas.
-            revision: to open it with, see `opening_revision`; 0: `born`.
+        It opens with `revision`, see `opening_revision`; 0: with `born`, our last statement
+        to replicas.
 
         Raises:
             InvalidField: a name is too long or empty, or the time to live is out of bounds.
@@ -239,11 +232,7 @@ class Leases:
     ) -> None:
         """Note a sign of life; ignored for an ended lease. O(1).
 
-        Args:
-            lease: whose.
-            now: monotonic seconds.
-            ttl_s: its time to live from now on; None: as before.
-            revision: of that; None: the next one, if it differs.
+        `ttl_s` None: as before. `revision` None: the next one, if the time to live differs.
         """
         if not lease.is_open:
             return

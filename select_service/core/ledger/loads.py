@@ -126,9 +126,7 @@ def unpacked(packed: bytes) -> PackedLoads:
 class LoadChanges:
     """A notebook; the ledger writes it, `PartitionAdmission` reads it.
 
-    Args:
-        busy: the busy slots, maintained by it.
-        full: the full slots, likewise.
+    `PartitionAdmission` maintains the sets of busy and of full slots.
     """
 
     def __init__(self, busy: AbstractSet[int], full: AbstractSet[int]) -> None:

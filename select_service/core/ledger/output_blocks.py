@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class OutputBlocks:
-    """Writes the output blocks and the fraction of live reservations.
-
-    Args:
-        blocks: of all generations.
-    """
+    """Writes the output blocks and the fraction of live reservations."""
 
     __slots__ = ("_blocks",)
 

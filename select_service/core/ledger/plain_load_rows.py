@@ -45,10 +45,7 @@ class LoadRows:
     def pack(self, prefilling: int, turnover: float, pace: float | None) -> bytes:
         """Return the columns of prices as one byte string: a `PackedLoads`.
 
-        Args:
-            prefilling: its total.
-            turnover: likewise.
-            pace: likewise; None: without queues.
+        `pace` None: without queues.
         """
         told: list[memoryview[int] | memoryview[float] | bytes] = [
             self._prefill,
@@ -75,14 +72,8 @@ class LoadRows:
     ) -> None:
         """Add a request.
 
-        Args:
-            slot: its row.
-            left: tokens to compute there now.
-            tokens: the request's own part of them.
-            requests: number there now.
-            decode: blocks there now.
-            blocks: blocks the request attends to.
-            now: monotonic seconds.
+        `left`, `requests` and `decode` are what is there now; `tokens` of `left` are its
+        own.
         """
         if not self._prefill[slot]:  # the queue was empty: it starts now
             self._heard[slot], self._ahead[slot] = now, float(left)
@@ -98,11 +89,7 @@ class LoadRows:
     def complete(self, slot: int, left: int, head: int, now: float) -> None:
         """Complete a prefill.
 
-        Args:
-            slot: its row.
-            left: tokens to compute there now.
-            head: the part of them in the prompt whose turn it is; 0: unknown.
-            now: monotonic seconds.
+        `head` is the part of `left` in the prompt whose turn it is; 0: unknown.
         """
         self._prefill[slot] = left
         self._computing[slot] -= 1
@@ -114,10 +101,7 @@ class LoadRows:
     def lengthen(self, slot: int, decode: int, blocks: int) -> None:
         """Lengthen a request.
 
-        Args:
-            slot: its row.
-            decode: blocks there now.
-            blocks: additional blocks it attends to.
+        `decode` are the blocks there now, with the additional `blocks` it attends to.
         """
         self._decode[slot] = decode
         self._context[slot] += blocks
@@ -125,11 +109,8 @@ class LoadRows:
     def give_up(self, slot: int, left: int, begun: int, prompts: int) -> None:
         """Remove prompts, or parts of one, that will not be computed.
 
-        Args:
-            slot: its row.
-            left: tokens to compute there now.
-            begun: removed tokens of the prompt whose turn it was.
-            prompts: number of prompts removed as a whole.
+        `begun` tokens of them were of the prompt whose turn it was; `prompts` went as a
+        whole.
         """
         self._prefill[slot] = left
         self._computing[slot] -= prompts

@@ -56,12 +56,7 @@ class PullSpeeds:
     def pulled(self, slot: int, path: PullPath, blocks: int, tokens: int, seconds: float) -> None:
         """Note a first token that waited for nothing else.
 
-        Args:
-            slot: its rank's.
-            path: between the ranks.
-            blocks: that were pulled, above 0.
-            tokens: that the rank computed itself.
-            seconds: since it was booked.
+        `tokens` is what the rank computed itself; `seconds` are since it was booked.
         """
         rank = self._ranks.by_slot.get(slot)
         alone_s = None if rank is None else rank.ttft.at(tokens)

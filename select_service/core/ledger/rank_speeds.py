@@ -245,9 +245,7 @@ class PoolSpeed(NamedTuple):
     def ttft_s(self, ahead: float, own: float) -> float:
         """Return the seconds to a first token: what `SlotLoads.predicted_ms` says, of any rank.
 
-        Args:
-            ahead: tokens to be computed before it, on all ranks.
-            own: tokens of its prompt.
+        `ahead`: tokens to be computed before it, on all ranks; `own`: those of its prompt.
         """
         tokens = ahead + own * self.ranks
         line_s = self.base_s + tokens / self.tokens_per_s
@@ -298,10 +296,8 @@ class RankSpeeds:
     def computed(self, slot: int, tokens: int, seconds: float) -> None:
         """Note a first token.
 
-        Args:
-            slot: its rank's.
-            tokens: to compute when it was booked: the rank's queue and the prompt's own.
-            seconds: since then.
+        `tokens` were to compute when it was booked, `seconds` ago: the queue's and the
+        prompt's own.
         """
         if seconds > 0.0:
             rank = self._of(slot)
@@ -358,9 +354,7 @@ class RankSpeeds:
     def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
         """Return how fast so many ranks are together. O(1).
 
-        Args:
-            ranks: 1 or more.
-            tokens_per_s: what one computed lately; those that were not measured count with it.
+        Ranks that were not measured count with `tokens_per_s`, what one computed lately.
         """
         measured = min(ranks, self._measured)
         lately = ranks * tokens_per_s

@@ -81,12 +81,7 @@ class ReservationIds:
         return self.own + len(self.waiting)
 
     def follow_tenants(self, tenants: Bound, partitions: Iterable[Partition]) -> None:
-        """Count what each tenant has booked, and remember what it freed, apart. O(ranks).
-
-        Args:
-            tenants: the bound of live reservations, with those that wait.
-            partitions: all.
-        """
+        """Count what each tenant has booked, and remember what it freed, apart. O(ranks)."""
         if self.tenants is not None:
             return
         held: dict[Party, int] = {}

@@ -32,8 +32,7 @@ class SlotGenerations:
     def __init__(self, counts: BlockCounts) -> None:
         """Begin without generations.
 
-        Args:
-            counts: of the blocks in each generation, by number; grown with the numbers.
+        `counts` are the blocks in each generation, by number; grown with the numbers.
         """
         self._counts = counts
         self.by_slot: list[SlotGeneration] = []

@@ -181,10 +181,8 @@ class SlotLoads:
     def limit_running_requests(self, slot: int, max_num_seqs: int | None, wait: int) -> None:
         """Set how many requests the rank on a slot runs at once.
 
-        Args:
-            slot: the rank's slot.
-            max_num_seqs: 1 or more; None: unknown.
-            wait: blocks added to the context for each request the next one must wait for.
+        `wait`: blocks added to the context for each request that the next one must wait
+        for.
         """
         max_num_seqs = MAX_NUM_SEQS if max_num_seqs is None else min(max_num_seqs, MAX_NUM_SEQS)
         if max_num_seqs == self.max_num_seqs[slot] and wait == self.wait[slot]:  # as above
@@ -208,11 +206,8 @@ class SlotLoads:
     def give_up(self, slot: int, left: int, begun: int = 0, prompts: int = 0) -> None:
         """Set P of a slot to `left`; the tokens removed were not computed.
 
-        Args:
-            slot: the slot.
-            left: remaining tokens; may also be more than before.
-            begun: removed tokens of the prompt whose turn it was.
-            prompts: number of prompts removed as a whole.
+        `left` may also be more than before. `begun` tokens were of the prompt whose turn it
+        was; `prompts` went as a whole.
         """
         before = self.prefill_left[slot]
         self.prefill_left[slot] = left
@@ -265,9 +260,7 @@ class RecentActivity:
     second old values decay, and the pace is read from a meter of its own (`drain_meter.py`). What
     each rank computed is in the churn.
 
-    Args:
-        work: totals of the pool, whose pace is measured.
-        prior_tokens_per_s: the pace of one rank, until more is known.
+    `prior_tokens_per_s` is the pace of one rank, until it is measured.
     """
 
     __slots__ = ("_meter", "asked", "churned", "computed", "looked_at", "pace")

@@ -49,13 +49,7 @@ class AdmissionControl:
     def reconfigure(
         self, limits: Mapping[str, object], admission: Mapping[str, object], now: float
     ) -> Effects:
-        """Put other, already validated limits and admission settings in force at once.
-
-        Args:
-            limits: changed fields of CoreLimits.
-            admission: changed fields of AdmissionSettings.
-            now: monotonic seconds.
-        """
+        """Put other, already validated limits and admission settings in force at once."""
         for name, value in limits.items():
             setattr(self._limits, name, value)
         if not admission:

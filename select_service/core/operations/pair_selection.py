@@ -42,14 +42,6 @@ class PairSelector:
         counters: Counters,
         rng: random.Random,
     ) -> None:
-        """Take the collaborators.
-
-        Args:
-            pairs: books the plan.
-            cache_hits: applies a request's cache-hit threshold.
-            counters: count the advice.
-            rng: breaks ties.
-        """
         self.pairs = pairs
         self._advised = counters.advised
         self._cache_hits = cache_hits
@@ -58,10 +50,7 @@ class PairSelector:
     def find(self, ticket: Ticket, rows: Rows, now: float) -> tuple[Legs, PairPlan]:
         """Return the candidates of each role, and whether a pair or one rank is cheaper.
 
-        Args:
-            ticket: the request.
-            rows: the usable candidates, for the whole request and for its prefill leg.
-            now: monotonic seconds.
+        `rows` are the usable candidates, for the whole request and for its prefill leg.
 
         Raises:
             NoEligibleWorker: no candidate is left.

@@ -197,13 +197,7 @@ class Registration:
         return partition if partition is not None and partition.admission is not None else None
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
-        """Take a worker out of service because its event source cannot be listened to.
-
-        Args:
-            rank: the source's rank.
-            why: what the socket said.
-            now: monotonic seconds.
-        """
+        """Take a worker out of service because its event source cannot be listened to."""
         effects = Effects()
         old = self._catalog.get(rank.worker_id)
         worker = self._catalog.admit(old.spec, old.source)

@@ -225,10 +225,8 @@ class ReservationCalls:
     def prefill_complete(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
         """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
 
-        Args:
-            name: its reservation_id or selection_id, or a pair's.
-            now: monotonic seconds.
-            cached_tokens: how much of it the engine found cached, if reported.
+        `name` is a reservation_id or selection_id, or a pair's; `cached_tokens` is what the
+        engine reported as cached.
 
         Raises:
             InvalidField: more than the prompt is long.

@@ -60,10 +60,7 @@ def worker_overlap(
 ) -> Overlap:
     """Return the matched tokens of a whole worker: cumulative per rank, best rank per tier.
 
-    Args:
-        worker: with its slots.
-        held_at: gives the blocks of a slot: device, host, disk.
-        block_size: tokens per block.
+    `held_at` gives the blocks of a slot: device, host, disk.
     """
     gpu = cpu = last = 0
     per_rank: dict[str, int] = {}

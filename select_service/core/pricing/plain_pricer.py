@@ -47,11 +47,7 @@ class Fill:
         self._floor = floor
 
     def total(self, room: float) -> float:
-        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room).
-
-        Args:
-            room: tokens that fill a rank.
-        """
+        """Return the sum over the rows of max(prefill, decode * block_tokens, floor * room)."""
         each = np.maximum(self._decode * self._block_tokens, self._prefill)
         np.maximum(each, self._floor * room, out=each)
         lanes = np.zeros(-(-len(each) // _LANES) * _LANES)

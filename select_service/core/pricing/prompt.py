@@ -42,10 +42,8 @@ class Prompt(Struct, eq=False):
 def prompt_of(block_hashes: PackedHashes, chain: PackedHashes | None, isl_tokens: int) -> Prompt:
     """Combine the parts of a prompt.
 
-    Args:
-        block_hashes: b"" if only a booking needs the prompt.
-        chain: as many sequence hashes; None: computed from the block hashes when they are needed.
-        isl_tokens: length of the prompt.
+    `block_hashes` is b"" if only a booking needs the prompt. `chain` has as many sequence
+    hashes; None: computed from the block hashes when they are needed.
     """
     known = block_hashes if chain is None else chain  # they begin alike
     blocks = len(known) // HASH_BYTES

@@ -121,9 +121,8 @@ class RecordedFile:
     def __init__(self, read: Callable[[int], bytes], name: str) -> None:
         """Prepare to read; nothing is read yet.
 
-        Args:
-            read: returns this many bytes, fewer only at the end.
-            name: of the file, for errors.
+        `read` returns this many bytes, fewer only at the end; errors carry the `name` of
+        the file.
         """
         self._read = read
         self._name = name

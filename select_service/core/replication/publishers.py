@@ -28,13 +28,6 @@ class Publishers:
     """The views of all publishers, by router id."""
 
     def __init__(self, limits: CoreLimits, claims: Claims, chores: list[Iterator[None]]) -> None:
-        """Start without publishers.
-
-        Args:
-            limits: bounds.
-            claims: of all publishers, and ours.
-            chores: takes long work, done in slices.
-        """
         self.views: dict[int, SequenceTracker] = {}
         self._limits = limits
         self._claims = claims

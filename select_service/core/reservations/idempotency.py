@@ -58,11 +58,6 @@ class Idempotency:
     ) -> Selection | PairSelection | Ticket | None:
         """Return the first answer, or the ticket to share, if this request is a repeat.
 
-        Args:
-            reservation_id: of the request.
-            fingerprint: of the request.
-            show_hashes: how the answer carries hashes.
-
         Raises:
             ReservationConflict: the id is taken by something else.
         """

@@ -148,15 +148,6 @@ class Lifecycle(ReservationEnds):
     ) -> Effects:
         """Put the load of a new reservation on a slot, and tell the replicas.
 
-        Args:
-            partition: of the slot.
-            slot: the rank's.
-            spec: what to book.
-            request: names what the reservation is for.
-            answer: what a repeat of the request gets.
-            effects: to add to.
-            now: monotonic seconds.
-
         Raises:
             ServiceError: as `terms`; then nothing has changed.
         """
@@ -299,10 +290,7 @@ class Lifecycle(ReservationEnds):
     ) -> tuple[Partition | None, Effects]:
         """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
 
-        Args:
-            name: its reservation_id or selection_id.
-            now: monotonic seconds.
-            cached_tokens: how much of it the engine found cached, if reported.
+        `name` is its reservation_id or selection_id.
 
         Returns:
             The partition that lost load, None if its worker is not here; and the effects.
@@ -413,13 +401,10 @@ class Lifecycle(ReservationEnds):
     ) -> tuple[Partition | None, Effects]:
         """End a reservation; ending a recently freed one is no error and frees nothing.
 
-        Args:
-            name: its reservation_id or selection_id.
-            now: monotonic seconds.
-            is_withdrawn: nobody was told of it here, so no request has ended.
-            is_computed: whether a prompt that nobody completed may have been computed all the same.
-            is_taken_back: nobody asked for its end: what another replica booked under its id, and
-                perhaps told of, stays.
+        `is_withdrawn`: nobody was told of it here, so no request has ended. `is_computed`:
+        a prompt that nobody completed may have been computed all the same. `is_taken_back`:
+        nobody asked for its end, so what another replica booked under its id, and perhaps
+        told of, stays.
 
         Raises:
             ReservationNotFound: the id was never seen.

@@ -25,13 +25,6 @@ class RemoteReservations:
     def __init__(
         self, bookings: ReservationIds, announcer: Announcer, renew: Callable[[Claim, float], None]
     ) -> None:
-        """Start.
-
-        Args:
-            bookings: live ids; what is found there is not looked up here.
-            announcer: tells the replicas.
-            renew: renews the lease of a claim.
-        """
         self._bookings = bookings
         self._announcer = announcer
         self._claims = announcer.claims

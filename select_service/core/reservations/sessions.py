@@ -342,9 +342,7 @@ class Sessions:
     def forget(self, now: float, limit: int) -> bool:
         """Forget sessions that are expired or too many; True if more should go.
 
-        Args:
-            now: monotonic seconds.
-            limit: how many may go in this turn.
+        At most `limit` go in this turn.
         """
         left = limit
         for holder, ranks in self._rows.turns(limit):

@@ -62,14 +62,7 @@ class Filters:
         self.shadow: Shadow | None = None  # set while other weights run in shadow
 
     def apply(self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float) -> Filtered:
-        """Return the candidates that are left; at least one, unless the request is refused.
-
-        Args:
-            ticket: the request.
-            rows: its candidates; at least one.
-            matches: of its prompt, if already looked up.
-            now: monotonic seconds.
-        """
+        """Return the candidates that are left; at least one, unless the request is refused."""
         partition, request, planned = ticket.partition, ticket.request, ticket.planned
         hits = scoring = None
         if planned is not None:

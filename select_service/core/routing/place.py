@@ -123,12 +123,9 @@ class Placer:
     ) -> tuple[Answer | Ticket, Effects]:
         """Choose a worker and book it in the same step; returns a Ticket if it has to wait.
 
-        Args:
-            request: as sent.
-            now: monotonic seconds.
-            unknown: canonical bytes of the unknown members; they are part of the fingerprint.
-            sample: what its batch knows of it, if it is of one; then it never waits.
-            reserve: whether to book; if not, the request may be a plain `SelectRequest`.
+        `unknown`, the canonical bytes of the unknown members, are part of the fingerprint.
+        A `sample` of a batch never waits. Without `reserve`, the request may be a plain
+        `SelectRequest`.
 
         Raises:
             ServiceError: of prompt, worker, gate or id; `WouldWait` for a sample of a batch.
@@ -226,14 +223,7 @@ class Placer:
     ) -> tuple[Answer, Effects]:
         """Choose a rank, or a pair, and book it; nothing has changed if this raises.
 
-        Callers pass a refusal on to `other_answers`.
-
-        Args:
-            ticket: the request, its prompt and its weights.
-            rows: the candidates; at least one.
-            now: monotonic seconds.
-            effects: to add to.
-            matches: what the index has of the prompt; None: it is looked up.
+        Callers pass a refusal on to `other_answers`. Without `matches`, the prompt is looked up.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         tracer, filters, filtered, hit, sighting = self._tracer, self.filters, None, None, None

@@ -85,10 +85,8 @@ class Shares:
     def bound(self, name: str, most: Callable[[], int], *, by_prefix: bool = False) -> Bound:
         """Create the account of a bound.
 
-        Args:
-            name: of its setting.
-            most: returns what all may hold together.
-            by_prefix: whether holders are named by the prefix of their ids, not as tenants.
+        `most` returns what all may hold together. `by_prefix`: holders are named by the
+        prefix of their ids, not as tenants.
         """
         self.bounds[name] = made = Bound(self, name, most, by_prefix=by_prefix)
         return made
@@ -96,9 +94,7 @@ class Shares:
     def name(self, tenants: Iterable[str], *, others: bool) -> None:
         """Promise parts to these tenants, instead of those before. O(all that hold something).
 
-        Args:
-            tenants: those of the token file.
-            others: whether callers of no such tenant may hold anything.
+        `others`: callers of no such tenant may hold anything.
         """
         self.by_tenant = {tenant: tenant for tenant in tenants}
         self.by_prefix = {prefix_of(tenant): tenant for tenant in self.by_tenant.values()}
@@ -278,8 +274,7 @@ class Bound:
     def check(self, holders: Iterable[Party] | None = None) -> None:
         """Assert all invariants.
 
-        Args:
-            holders: the holder of each thing that is held; None: they are not recounted.
+        Without `holders`, one of each thing that is held, they are not recounted.
         """
         if holders is not None:
             assert self._held == Counter(holders), "what each holds is what there is"

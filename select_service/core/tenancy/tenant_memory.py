@@ -57,13 +57,9 @@ class TenantMemory(Generic[K, V]):
     ) -> None:
         """Start empty.
 
-        Args:
-            shares: says who has a part.
-            name: of the bound, in metrics.
-            most: returns what all entries may count for together.
-            by_prefix: whether holders are named by the prefix of their ids, not as tenants.
-            size_of: what an entry counts for.
-            on_forgotten: called with every key that makes room, or is too old.
+        `most`, `name` and `by_prefix` are as in `Shares.bound`, for what `size_of` the
+        entries sums up to. `on_forgotten` is called with every key that makes room, or is
+        too old.
         """
         self._on_forgotten = on_forgotten
         self._shares, self._size_of, self._most = shares, size_of, most

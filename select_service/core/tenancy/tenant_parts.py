@@ -31,10 +31,7 @@ class TenantParts(Generic[Row]):
     def __init__(self, shares: Shares, bound: Bound, row: Callable[[], Row]) -> None:
         """Start empty.
 
-        Args:
-            shares: says who has a part.
-            bound: of the entries of all rows together.
-            row: makes an empty row.
+        `bound` is of the entries of all rows together.
         """
         self._shares, self._bound, self._row = shares, bound, row
         self.common = row()
@@ -79,11 +76,7 @@ class TenantParts(Generic[Row]):
             del self._rows[holder]
 
     def crowded(self, holder: Party) -> tuple[Party, Row] | None:
-        """Return the row whose oldest entry has to go after a holder's came; None: there is room.
-
-        Args:
-            holder: as `place` returned it.
-        """
+        """Return the row whose oldest entry must go after a holder's came; None: there is room."""
         bound = self._bound
         if bound.total <= bound.most:
             return None
