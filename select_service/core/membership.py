@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
+    from select_service.core.tenancy.shares import Bound
     from select_service.types import TrustSettings
 
 
@@ -57,10 +58,25 @@ class Lost(NamedTuple):
     reservations: int
 
 
+def _is_used(partition: Partition) -> bool:
+    """Whether anybody is or waits in a scope, or anything is booked there."""
+    return bool(
+        partition.fleet_slots.present or partition.pending_count or not partition.ledger.is_swept
+    )
+
+
 def _is_clean(partition: Partition) -> bool:
     """Whether nothing is left in a scope without workers."""
     index = partition.index
     return not (index.ranks() or index.stats.unswept or partition.ledger.live)
+
+
+def _no_more(bound: Bound, tenant_id: str, things: str, setting: str) -> str:
+    """Return why a tenant may open no more of these."""
+    share = bound.refuse(tenant_id)
+    if share is None:
+        return f"{bound.most} {things} are open, no more may be ({setting})"
+    return f"no more {things} may be open: {share.text}"
 
 
 class Membership:
@@ -204,11 +220,7 @@ class Membership:
         partition = self.partitions.get(scope)
         if partition is None:
             return self.registry.index(scope) is None
-        if (
-            partition.fleet_slots.present
-            or partition.pending_count
-            or not partition.ledger.is_swept
-        ):
+        if _is_used(partition):
             return False
         partition.index.sweep(self._limits.swept_nodes_per_turn_max)
         if not _is_clean(partition):
@@ -228,8 +240,8 @@ class Membership:
 
     def _crowded(self, worker: Worker, before: Worker | None) -> str | None:
         """Return why there is no room for a worker's scope or its event sources, None if it is."""
-        scope, tenant, limits = worker.scope, worker.scope.tenant_id, self._limits
-        partition, most = self.partitions.get(scope), limits.scopes_max
+        scope, tenant = worker.scope, worker.scope.tenant_id
+        partition = self.partitions.get(scope)
         if partition is None or not partition.fleet_slots.present:
             may_open = partition is not None or self._emptied_of.has_room(tenant)
             if not may_open:
@@ -242,10 +254,7 @@ class Membership:
                 vacates = before.scope != scope and len(there) == 1
             if not may_open or not self._scopes_of.may_move(left, vacates, tenant, 1):
                 self.scopes_refused += 1
-                crowded = self._scopes_of.refuse(tenant)
-                if crowded is None:
-                    return f"{most} scopes are open, no more may be (--scopes-max)"
-                return f"no more scopes may be open: {crowded.text}"
+                return _no_more(self._scopes_of, tenant, "scopes", "--scopes-max")
         count, held, left = len(worker.event_sources), 0, tenant
         if before is not None:
             left = before.scope.tenant_id
@@ -254,11 +263,7 @@ class Membership:
             )
         if not self._sources_of.may_move(left, held, tenant, count):
             self.sources_refused += 1
-            crowded = self._sources_of.refuse(tenant)
-            if crowded is None:
-                most = limits.event_sources_max
-                return f"{most} event sources are open, no more may be (--event-sources-max)"
-            return f"no more event sources may be open: {crowded.text}"
+            return _no_more(self._sources_of, tenant, "event sources", "--event-sources-max")
         return None
 
     def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
@@ -270,11 +275,7 @@ class Membership:
         Returns:
             Whether it was closed.
         """
-        if (
-            partition.fleet_slots.present
-            or partition.pending_count
-            or not partition.ledger.is_swept
-        ):
+        if _is_used(partition):
             self._empty.pop(scope, None)
             return False
         is_over = len(self.partitions) > self._limits.scopes_max
@@ -293,7 +294,7 @@ class Membership:
         for scope in list(islice(vacated, _LOOKED_AT_MAX)):
             partition = self.partitions[scope]
             partition.index.sweep(self._limits.swept_nodes_per_turn_max // _LOOKED_AT_MAX)
-            if not partition.pending_count and partition.ledger.is_swept and _is_clean(partition):
+            if not _is_used(partition) and _is_clean(partition):
                 self._close_partition(scope, partition)
                 return
             vacated[scope] = vacated.pop(scope)  # another one next time

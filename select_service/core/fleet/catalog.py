@@ -6,6 +6,7 @@ with the rest of its scope (pinned block size, listeners, load).
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -135,44 +136,21 @@ class Worker:
         self, kv_ranks: list[KvRankState] | None = None, outliers: list[Outlier] | None = None
     ) -> WorkerRecord:
         """Return the record as every worker route returns it."""
-        spec = self.spec
-        return WorkerRecord(
-            worker_id=spec.worker_id,
-            model_name=self.scope.model_name,
-            tenant_id=self.scope.tenant_id,
-            lifecycle=self.lifecycle,
-            endpoint=spec.endpoint,
-            kv_events_endpoint=spec.kv_events_endpoint,
-            kv_events_endpoints=spec.kv_events_endpoints or UNSET,
-            replay_endpoint=spec.replay_endpoint,
-            block_size=spec.block_size,
-            data_parallel_start_rank=spec.data_parallel_start_rank,
-            data_parallel_size=spec.data_parallel_size,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
-            total_kv_blocks=spec.total_kv_blocks,
-            stable_routing_id=spec.stable_routing_id,
-            is_eagle=spec.is_eagle,
-            taints=sorted(self.taints),
-            topology_domains=spec.topology_domains,
-            kv_transfer_domain=spec.kv_transfer_domain,
-            kv_transfer_enforcement=spec.kv_transfer_enforcement,
-            kv_transfer_preferred_weight=spec.kv_transfer_preferred_weight,
-            not_schedulable_reasons=self.reasons or UNSET,
-            kv_state="uncertain" if kv_ranks else UNSET,
-            kv_ranks=kv_ranks or UNSET,
-            source=self.source,
-            max_inflight=UNSET if spec.max_inflight is None else spec.max_inflight,
-            max_queued=UNSET if spec.max_queued is None else spec.max_queued,
-            max_num_seqs=UNSET if spec.max_num_seqs is None else spec.max_num_seqs,
-            role=UNSET if spec.role is None else spec.role,
-            curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
-            replay_endpoints=spec.replay_endpoints or UNSET,
-            outliers=outliers or UNSET,
-            kv_events=UNSET if spec.kv_events is None else spec.kv_events,
-            kv_cache_report_mode=UNSET
-            if spec.kv_cache_report_mode is None
-            else spec.kv_cache_report_mode,
-        )
+        shown = dict(zip(_SHOWN, _shown(self.spec), strict=True))
+        for name in _SHOWN_IF_GIVEN:
+            if shown[name] is None or shown[name] == {}:
+                del shown[name]
+        shown["tenant_id"] = self.scope.tenant_id
+        shown["lifecycle"] = self.lifecycle
+        shown["taints"] = sorted(self.taints)
+        shown["source"] = self.source
+        if self.reasons:
+            shown["not_schedulable_reasons"] = self.reasons
+        if kv_ranks:
+            shown |= {"kv_state": "uncertain", "kv_ranks": kv_ranks}
+        if outliers:
+            shown["outliers"] = outliers
+        return WorkerRecord(**shown)
 
 
 def kv_events_of(spec: WorkerSpec, default: KvEventsDefault) -> KvEvents:
@@ -395,8 +373,15 @@ def check_name(field: str, text: object, most: int) -> None:
 
 _encode = msgspec.msgpack.Encoder().encode
 _NAMES = ("model_name", "tenant_id", "routing_group")
+_SHOWN = tuple(
+    field for field in WorkerRecord.__struct_fields__ if field in WorkerSpec.__struct_fields__
+)
+_SHOWN_IF_GIVEN = [
+    field.name
+    for field in msgspec.structs.fields(WorkerRecord)
+    if field.name in _SHOWN and field.default is UNSET
+]
+_shown = attrgetter(*_SHOWN)
 _PATCHABLE = tuple(
-    name
-    for name in WorkerPatch.__struct_fields__
-    if name not in ("worker_id", "model_name", "tenant_id", "routing_group")
+    name for name in WorkerPatch.__struct_fields__ if name not in ("worker_id", *_NAMES)
 )
