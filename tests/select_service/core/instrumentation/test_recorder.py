@@ -64,7 +64,7 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
     config = RouterConfig(queue_threshold=4.0)
     plain = Fleet(config)
     notes, recorder = Notes(), MarkRecorder()
-    both = Fleet(config, decision_recorder=Recorder(notes), recorder=recorder)
+    both = Fleet(config, decision_recorder=Recorder(notes), tracer=recorder)
     recorder.current = Marks(lambda: 0, {})
     answers = live(both)
     assert live(plain) == answers

@@ -16,7 +16,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.recorder = MarkRecorder()
-        self.fleet = Fleet(RouterConfig(queue_threshold=0.5), recorder=self.recorder)
+        self.fleet = Fleet(RouterConfig(queue_threshold=0.5), tracer=self.recorder)
         self.fleet.worker(1, max_num_batched_tokens=64)
         self.clock = itertools.count()
 
