@@ -19,6 +19,7 @@ from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
 from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.core.replication.first_answers import first_answer
+from select_service.core.replication.tombstones import Tombstone
 from select_service.errors import ServiceError
 from select_service.types import (
     LeaseState,
@@ -257,8 +258,9 @@ class Reservations:
 
     def _restore_freed(self, name: str, record: bytes, now: float) -> None:
         self._lifecycle.bookings.remember(name, now)
+        endings = self._lifecycle.announcer.claims.endings
         for key in _decode_ended(record[1:]) if record else ():
-            self._lifecycle.announcer.claims.note_end(name, key, now, by_owner=False, kept=True)
+            endings.note(name, Tombstone(*key), now, kept=True)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book the reservation again, with every fact; its time to live restarts.
@@ -299,7 +301,7 @@ class Reservations:
             claim.grow(faded_at=max(claim.growth.faded_at, facts.faded_at))
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
-                claims.note_end(name, key, now, by_owner=False, heir=heir, kept=True)
+                claims.endings.note(name, Tombstone(*key, heir=heir), now, kept=True)
         return NOTHING
 
 

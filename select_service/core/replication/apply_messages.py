@@ -31,6 +31,7 @@ from select_service.core.replication.messages import (
     SessionRanks,
 )
 from select_service.core.replication.statement_outbox import SEQ_BITS
+from select_service.core.replication.tombstones import Tombstone
 
 if TYPE_CHECKING:
     from select_service.core.replication.claims import Claims
@@ -304,15 +305,8 @@ class MessageApplier:
             if is_succeeded:
                 claim = None  # its owner has it again, under another number
         if claim is None:
-            claims.note_end(
-                item.reservation_id,
-                key,
-                now,
-                by_owner=by_owner,
-                heir=item.heir,
-                freed=item.freed,
-                kept=is_succeeded,
-            )
+            end = Tombstone(*key, by_owner, heir=item.heir, freed=item.freed)
+            claims.endings.note(item.reservation_id, end, now, kept=is_succeeded)
         kin = [] if claim is None else [claim]
         if item.freed:
             names = {key} if claim is None else claim.names

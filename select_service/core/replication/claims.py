@@ -15,8 +15,8 @@ import msgspec
 
 from select_service.core.changes import CLAIM, RESERVATION
 from select_service.core.counters import ReplicaCounters
-from select_service.core.replication.absent_workers import AbsentWorkers, ClaimNames
 from select_service.core.replication.claim import Claim, ClaimSet, EarlyGrowth
+from select_service.core.replication.claim_index import ClaimIndex
 from select_service.core.replication.finished import FinishedClaims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import (
@@ -29,14 +29,25 @@ from select_service.core.replication.messages import (
     Said,
 )
 from select_service.core.replication.statement_outbox import StatementOutbox
+from select_service.core.replication.tombstones import Tombstone
 from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
+    from indexer.types import Scope
     from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.replication.messages import Key
     from select_service.types import CoreLimits, LeaseState
+
+
+def _other_names(claim: Claim) -> list[str]:
+    """Return what a claim is called besides its reservation_id."""
+    return [name for name in (claim.record.selection_id, claim.record.pair) if name is not None]
+
+
+def _worker_of(claim: Claim) -> list[tuple[Scope, int]]:
+    return [(claim.scope, claim.record.worker_id)]
 
 
 class Claims:
@@ -52,20 +63,22 @@ class Claims:
         self.router_id = router_id
         self.outbox = StatementOutbox(router_id, epoch, limits.replica_output_interval_s)
         shares = shares or Shares(limits)
-        self.endings = FinishedClaims(limits, shares, self.outbox.seq)
+        self.early = EarlyGrowth(limits.replica_ended_max)
+        self.endings = FinishedClaims(limits, shares, self.outbox.seq, self.early)
         self.tombstones, self.closings = self.endings.tombstones, self.endings.closings
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one per known publisher
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
         self.copies = LeaseCopies(limits, shares, self.is_silent)
-        self.names = ClaimNames()  # of others' claims
+        self.names: ClaimIndex[str] = ClaimIndex(_other_names)
+        """Others' claims by selection_id and by pair, dead ones too."""
         self.counters = ReplicaCounters()
         self.adopted = 0
         self.of_id: dict[str, list[Claim]] = {}
         """Of all owners, dead ones too."""
-        self.waiting = AbsentWorkers()
-        self.early = EarlyGrowth(limits.replica_ended_max)
+        self.waiting: ClaimIndex[tuple[Scope, int]] = ClaimIndex(_worker_of)
+        """Claims whose worker is not here: they are booked when it comes."""
         self._limits = limits
 
     # -- what is known -------------------------------------------------------------------------
@@ -73,6 +86,10 @@ class Claims:
     def alive(self, reservation_id: str) -> list[Claim]:
         """Return all claims on an id that have not ended."""
         return [one for one in self.of_id.get(reservation_id, ()) if not one.dead]
+
+    def legs(self, pair: str) -> list[Claim]:
+        """Return others' claims on the legs of a pair, dead ones too."""
+        return [one for one in self.names.at(pair) if one.record.pair == pair]
 
     def is_silent(self, router_id: int) -> bool:
         """Tell whether no publisher with that id is heard."""
@@ -328,35 +345,8 @@ class Claims:
         self.copies.leave(claim)
         if claim.noted:
             self._mark(CLAIM, claim.reservation_id)
-        self.note_end(
-            claim.reservation_id,
-            claim.key,
-            now,
-            by_owner=by_owner,
-            heir=heir,
-            freed=freed,
-            kept=True,
-        )
-
-    def note_end(
-        self,
-        reservation_id: str,
-        key: Key,
-        now: float,
-        *,
-        by_owner: bool,
-        heir: Key | None = None,
-        freed: bool = False,
-        kept: bool = False,
-    ) -> None:
-        """Remember that a claim is over, whether or not we ever heard of it.
-
-        `kept`: on disk, too, as its end concerns a caller of ours or a booking here.
-        """
-        self.endings.note(
-            reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed, kept=kept
-        )
-        self.early.take(key)
+        end = Tombstone(*claim.key, by_owner, heir=heir, freed=freed)
+        self.endings.note(claim.reservation_id, end, now, kept=True)
 
     def end_own_said(
         self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
@@ -391,8 +381,7 @@ class Claims:
     def note_freed_before(self, claim: Claim, now: float) -> None:
         """Mark the claims it took over as freed, so that other heirs of theirs end, too."""
         for key in claim.record.adopts:
-            name = claim.reservation_id
-            self.note_end(name, key, now, by_owner=False, freed=True, kept=True)
+            self.endings.note(claim.reservation_id, Tombstone(*key, freed=True), now, kept=True)
 
     def forget(self, claim: Claim) -> None:
         """Remove a claim from its owner's set and from all our indexes."""
@@ -459,7 +448,7 @@ class Claims:
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `dict_compaction.py`."""
-        yield from (self.of_id, self.names.by_name)
+        yield from (self.of_id, self.names.by_key)
         yield from self.outbox.tables()
         yield from [one.by_id for one in self.sets.values()]
 
@@ -474,7 +463,9 @@ class Claims:
         )
         assert all(one.lease is None for one in self.own.by_id.values())
         others = [some for some in self.sets.values() if some is not self.own]
-        self.names.check({one for some in others for one in some.by_id.values()})
+        named = {one for some in others for one in some.by_id.values() if _other_names(one)}
+        assert named == set(self.names)
+        self.names.check()
         self.endings.check()
         self.early.check()
         for name, claims in self.of_id.items():

@@ -15,7 +15,7 @@ import msgspec
 from select_service.core.effects import NOTHING
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import ClaimRecord
-from select_service.core.replication.tombstones import TombstoneKept
+from select_service.core.replication.tombstones import Tombstone
 
 if TYPE_CHECKING:
     from select_service.core.effects import Effects
@@ -28,7 +28,7 @@ class TombstoneRecord(msgspec.Struct, array_like=True, frozen=True):
     """The ends of claims on one id, and the order in which a caller last freed it (0: never)."""
 
     name: str
-    tombstones: list[TombstoneKept]
+    tombstones: list[Tombstone]
     freed: int = 0
 
 
@@ -71,7 +71,7 @@ class TombstoneRows:
         if key_of(known.name) != name:
             return None
         for end in known.tombstones:
-            self._claims.endings.recall(known.name, end, now)
+            self._claims.endings.note(known.name, end, now, kept=True)
         if known.freed:
             self._claims.endings.recall_freed(known.name, known.freed, now)
         return NOTHING

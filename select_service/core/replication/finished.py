@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
-    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.claim import Claim, EarlyGrowth
     from select_service.core.replication.messages import Key
-    from select_service.core.replication.tombstones import TombstoneKept
+    from select_service.core.replication.tombstones import Tombstone
     from select_service.core.tenancy.shares import Party, Shares
     from select_service.types import CoreLimits
 
@@ -41,8 +41,9 @@ class FinishedClaims:
         changes: set if the state is kept on disk.
     """
 
-    def __init__(self, limits: CoreLimits, shares: Shares, order: int) -> None:
+    def __init__(self, limits: CoreLimits, shares: Shares, order: int, early: EarlyGrowth) -> None:
         self.order = order
+        self._early = early
         self.changes: Changes | None = None
         self.tombstones = Tombstones(limits.replica_ended_max, shares)
         self.closings = ClosedLeases(limits.ended_leases_max, shares, partial(self._mark, CLOSING))
@@ -61,46 +62,18 @@ class FinishedClaims:
 
     # -- claims --------------------------------------------------------------------------------
 
-    def note(
-        self,
-        reservation_id: str,
-        key: Key,
-        now: float,
-        *,
-        by_owner: bool,
-        heir: Key | None,
-        freed: bool,
-        kept: bool,
-    ) -> None:
-        """Remember that a claim is over; see `Claims.note_end`."""
-        self.order += 1
-        changed = self.tombstones.note(
-            reservation_id,
-            key,
-            now,
-            by_owner=by_owner,
-            heir=heir,
-            freed=freed,
-            since=self.order,
-            kept=kept,
-        )
-        for freed_key in changed:
-            self._mark(END, freed_key)
+    def note(self, reservation_id: str, end: Tombstone, now: float, *, kept: bool = False) -> None:
+        """Remember that a claim is over, whether or not we ever heard of it.
 
-    def recall(self, name: str, end: TombstoneKept, now: float) -> None:
-        """Remember an end from an earlier life for as long again."""
-        changed = self.tombstones.note(
-            name,
-            (end.owner, end.born),
-            now,
-            by_owner=end.by_owner,
-            heir=end.heir,
-            freed=end.freed,
-            since=end.since,
-            kept=True,
-        )
-        for freed_key in changed:
+        `kept`: on disk, too, as its end concerns a caller of ours or a booking here. An end that
+        was kept in an earlier life has its order; others get one now.
+        """
+        if not end.since:
+            self.order += 1
+            end.since = self.order
+        for freed_key in self.tombstones.note(reservation_id, end, now, kept=kept):
             self._mark(END, freed_key)
+        self._early.take((end.owner, end.born))
 
     # -- names ---------------------------------------------------------------------------------
 

@@ -213,7 +213,10 @@ class Resolver:
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
         """Resolve the claims that waited for this worker."""
-        self.again.update(dict.fromkeys(self._claims.waiting.came(scope, worker_id)))
+        waiting = self._claims.waiting
+        for claim in waiting.at((scope, worker_id)):
+            waiting.remove(claim)
+            self.again[claim.reservation_id] = None
 
     # -- bookings without a claim, made by the reference's selectors ---------------------------
 

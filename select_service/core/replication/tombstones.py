@@ -31,25 +31,25 @@ ENDS_KEPT_MAX: Final = 64
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):
-    """The end of a claim as we know it; packed, and remembered since it was last heard."""
+    """What we know of an end; packed, and remembered since it was last heard."""
 
-    name: str  # the id it was on
-    by_owner: bool  # its owner said so itself
-    since: int  # when we first heard it, see `Claims.order`
-    heir: Key | None  # the claim that took it over
-    freed: bool  # whether the reservation was freed
-    kept: bool = False  # on disk, if there is one
-
-
-class TombstoneKept(msgspec.Struct, array_like=True, frozen=True):
-    """The end of a claim as it is kept on disk."""
-
-    owner: int
-    born: int
+    name: str  # the id it was on; the next four are as in `Tombstone`
     by_owner: bool
     since: int
     heir: Key | None
     freed: bool
+    kept: bool = False  # on disk, if there is one
+
+
+class Tombstone(msgspec.Struct, array_like=True):
+    """The end of a claim as it is told, and kept on disk."""
+
+    owner: int
+    born: int
+    by_owner: bool = False  # its owner said so itself
+    since: int = 0  # when we first heard it, see `FinishedClaims.order`; 0: now
+    heir: Key | None = None  # the claim that took it over
+    freed: bool = False  # whether the reservation was freed
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -119,14 +119,14 @@ class Tombstones:
         entry = self._find(reservation_id, key)
         return None if entry is None else entry.since
 
-    def kept_on(self, freed_key: str) -> tuple[str, list[TombstoneKept]]:
+    def kept_on(self, freed_key: str) -> tuple[str, list[Tombstone]]:
         """Return what is to be kept on disk of the ends on an id, and the id itself."""
-        kept: list[TombstoneKept] = []
+        kept: list[Tombstone] = []
         name, keys = self._keys_on(freed_key)
         for key in keys:
             end = self._find(name, key)
             if end is not None:
-                kept.append(TombstoneKept(*key, end.by_owner, end.since, end.heir, end.freed))
+                kept.append(Tombstone(*key, end.by_owner, end.since, end.heir, end.freed))
         return name, kept
 
     def _keys_on(self, freed_key: str) -> tuple[str, list[Key]]:
@@ -171,44 +171,24 @@ class Tombstones:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def note(
-        self,
-        reservation_id: str,
-        key: Key,
-        now: float,
-        *,
-        by_owner: bool,
-        heir: Key | None,
-        freed: bool,
-        since: int = 0,
-        kept: bool = False,
-    ) -> list[str]:
-        """Remember an end, whether or not we ever heard of the claim.
-
-        Args:
-            reservation_id: the id it was on.
-            key: the name of the claim.
-            now: monotonic seconds.
-            by_owner: its owner says so itself.
-            heir: the claim that took it over.
-            freed: the reservation was freed.
-            since: the current order, see `Claims.order`.
-            kept: it is to be kept on disk.
+    def note(self, reservation_id: str, told: Tombstone, now: float, *, kept: bool) -> list[str]:
+        """Remember the end of a claim on an id, on disk too if it is to be `kept`.
 
         Returns:
             `key_of` the ids whose kept ends have changed: this one, and one that had to make room.
         """
+        key = told.owner, told.born
         packed = _name(reservation_id, key)
         known = self._find(reservation_id, key)
         if known is None:
-            end = _End(reservation_id, by_owner, since, heir, freed, kept)
+            end = _End(reservation_id, told.by_owner, told.since, told.heir, told.freed, kept)
         else:
             end = _End(
                 known.name,
-                by_owner or known.by_owner,
+                told.by_owner or known.by_owner,
                 known.since,
-                known.heir or heir,
-                freed or known.freed,
+                known.heir or told.heir,
+                told.freed or known.freed,
                 kept or known.kept,
             )
         if end.kept and (known is None or not known.kept):

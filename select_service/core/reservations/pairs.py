@@ -17,6 +17,7 @@ from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.replication.messages import Ended
+from select_service.core.replication.tombstones import Tombstone
 from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.reservations.predictions import (
     check_ttft,
@@ -303,7 +304,7 @@ class Pairs:
                 if claim.record.pair != pair or known:
                     continue
                 if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
-                    claims.note_end(other, key, now, by_owner=False, freed=True, kept=True)
+                    claims.endings.note(other, Tombstone(*key, freed=True), now, kept=True)
                     claims.outbox.say_later(Ended(other, *key, freed=True))
 
     def _legs(self, name: str) -> tuple[str, list[LiveReservation]] | None:

@@ -37,9 +37,7 @@ class RemoteReservations:
         if not self._announcer.speaks:
             return None
         claims = self._claims
-        return self._first(claims.alive(reservation_id)) or self._first(
-            claims.names.legs(reservation_id)
-        )
+        return self._first(claims.alive(reservation_id)) or self._first(claims.legs(reservation_id))
 
     def find(self, name: str) -> Claim | None:
         """Return the claim that a lifecycle call is for: on this id, or of this selection_id.
@@ -49,7 +47,8 @@ class RemoteReservations:
         if not self._announcer.speaks:
             return None
         claims = self._claims
-        return self._first(claims.alive(name)) or self._first(reversed(claims.names.selected(name)))
+        selected = [one for one in claims.names.at(name) if one.record.selection_id == name]
+        return self._first(claims.alive(name)) or self._first(reversed(selected))
 
     def _first(self, claims: Iterable[Claim]) -> Claim | None:
         """Return the first living claim of another replica.
@@ -130,7 +129,7 @@ class RemoteReservations:
             pair, selection_id = one.record.pair, one.record.selection_id
             if selection_id is not None:
                 names[selection_id] = None
-            if pair is not None and all(leg.dead for leg in self._claims.names.legs(pair)):
+            if pair is not None and all(leg.dead for leg in self._claims.legs(pair)):
                 names[pair] = None
         for freed in names:
             self._bookings.remember(freed, now)

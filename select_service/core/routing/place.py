@@ -144,7 +144,7 @@ class Placer:
                     bookings, claims = lifecycle.bookings, lifecycle.announcer.claims
                     is_known = name in bookings.by_id or bookings.waiting or bookings.pairs
                     # else it is certainly unused: nearly always
-                    if is_known or name in claims.of_id or name in claims.names.by_name:
+                    if is_known or name in claims.of_id or name in claims.names.by_key:
                         known = lifecycle.repeats.selection(
                             name, fingerprint, lifecycle.show_hashes
                         )

@@ -16,7 +16,7 @@ def test_a_claim_that_has_ended_waits_for_its_worker_no_longer() -> None:
         here.hears(there.effects.published[0])
         there.free(name)
         here.hears(there.effects.published[0])
-    assert not here.core.lifecycle.announcer.claims.waiting.came(DEFAULT, 3)
+    assert not here.core.lifecycle.announcer.claims.waiting.at((DEFAULT, 3))
 
 
 def test_output_blocks_are_counted_once_after_a_restart() -> None:

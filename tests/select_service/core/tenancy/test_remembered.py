@@ -23,7 +23,7 @@ from select_service.core.replication.claim import Claim
 from select_service.core.replication.claims import Claims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import ClaimRecord
-from select_service.core.replication.tombstones import Tombstones
+from select_service.core.replication.tombstones import Tombstone, Tombstones
 from select_service.core.reservations import reservation_ends
 from select_service.core.reservations.reservation_ends import ExpiredIds
 from select_service.core.tenancy.shares import Shares, prefix_of
@@ -56,7 +56,7 @@ def test_ends_of_claims() -> None:
     ends = Tombstones(12, shares_of())
 
     def end(name: str, born: int) -> None:
-        ends.note(name, (1, born), float(born), by_owner=True, heir=None, freed=True)
+        ends.note(name, Tombstone(1, born, by_owner=True, freed=True), float(born), kept=False)
 
     long = RIVAL + "x" * 99
     end(RIVAL + "r", 1)
