@@ -351,12 +351,12 @@ class SelectionCore:
                 LEASE: LeaseSection(self.lifecycle.leases),
                 PEER: self.peer_endpoints,
                 END: TombstoneRows(claims),
+                SESSION: SessionSection(self.sessions, self.partitions),
                 RESERVATION: Reservations(
                     lifecycle=self.lifecycle,
                     catalog=self.catalog,
                     partitions=self.partitions,
                 ),
-                SESSION: SessionSection(self.sessions, self.partitions),
                 CLOSING: ClosedLeaseRows(claims, leases),
                 LEASE_TERMS: LeaseTermsRows(claims),
                 CLAIM: ClaimRows(claims, self.replicas.snapshots),

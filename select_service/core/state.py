@@ -294,6 +294,8 @@ class Reservations:
             leases.join(lease, booking.reservation)
             leases.inherit(lease, facts.adopts, announcer.claims.is_silent)
         bookings.add(booking)
+        if facts.session_id is not None and self._lifecycle.sessions is not None:
+            self._lifecycle.sessions.run(partition, facts.session_id)
         if announcer.speaks:
             born = facts.born or announcer.claims.outbox.stamp().seq
             told = facts.adopts, facts.outputs

@@ -180,7 +180,7 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
     ),
     value(
         "sessions",
-        "Sessions whose next request goes where the last one went.",
+        "Sessions remembered, also those that were silent for too long by their own gaps.",
         lambda core: len(core.sessions),
     ),
     total(
