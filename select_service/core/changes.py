@@ -46,8 +46,7 @@ WHOLE = "whole"
 class Hold:
     """Bookings made one after another, of which nobody is told before all are made.
 
-    Args:
-        is_whole: they must also be written to disk all or none.
+    If it `is_whole`, they must also be written to disk all or none.
     """
 
     __slots__ = ("is_open", "is_whole", "keys", "ordinal")
@@ -132,9 +131,8 @@ class Changes:
 
         Keys of a group are not taken while another write is in flight.
 
-        Args:
-            rest: keys of the same commit, to be taken first; filled here.
-            flying: keys that have been taken and are not written yet.
+        `rest` are keys of the same commit, to be taken first, and filled here; `flying`
+        ones have been taken and are not written yet.
         """
         while rest or self.marked:
             if rest:

@@ -26,9 +26,8 @@ UNLIMITED: Final = 1 << 62
 class WorkerCap:
     """One worker's requests in flight and waiting, and the limits of both.
 
-    Args:
-        max_inflight: N, at least 1; None: no cap, no request ever waits for this worker.
-        max_queued: Q, at least 0; has no effect without N.
+    `max_inflight` is N, at least 1; None: no cap, no request ever waits for this worker.
+    `max_queued` is Q, at least 0; it has no effect without N.
 
     Raises:
         ValueError: a number below that.

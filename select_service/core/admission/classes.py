@@ -36,8 +36,7 @@ class SloClasses:
 
     That is `standard`, or an additional class `unnamed` if the priority of `standard` is not 3.
 
-    Args:
-        overrides: name → priority, on top of the five defaults; may add names.
+    `overrides` (name → priority) come on top of the five defaults, and may add names.
 
     Raises:
         ValueError: a priority outside -100..100, a name that is empty or too long, too many.

@@ -62,11 +62,8 @@ class LoadReports:
     ) -> tuple[WorkerMetricsAnswer, Partition | None]:
         """Store a worker's reports about its ranks; undeclared ranks are dropped.
 
-        Args:
-            worker_id: the worker's.
-            metrics: its reports.
-            now: monotonic seconds.
-            is_relayed: replicas hear it from us; not if the worker publishes it to all of them.
+        `is_relayed`: replicas hear it from us; not if the worker publishes it to all of
+        them.
 
         Raises:
             WorkerNotFound: no such worker.

@@ -198,10 +198,8 @@ class PartitionAdmission(RankLimits):
 
         O(requests + workers); for a batch of all or none that was refused.
 
-        Args:
-            asks: all requests of the batch.
-            alike: how many of them may only be placed on `rows`.
-            rows: the candidates of the refused one.
+        `alike` is how many of them may only be placed on `rows`, the candidates of the
+        refused one.
         """
         everyone = self.caps.inflight_most(slice(0, len(self.caps.full)))
         if len(asks) > everyone or alike > self.caps.inflight_most(rows):

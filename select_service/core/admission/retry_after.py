@@ -167,14 +167,9 @@ class RetryPromises:
     ) -> Promise:
         """Give a refused request its time to return.
 
-        Args:
-            key: recognises the request later; empty: it cannot be, and gets a time without a
-                promise.
-            band: of its priority; promises to lower bands do not delay it.
-            room: what it waits for.
-            now: monotonic seconds.
-            is_unique: whether the key names one request, not all that look the same.
-            tenant: whose it is.
+        `key` recognises the request later; if empty, it cannot be, and gets a time without
+        a promise. `is_unique`: it names one request, not all that look the same. Promises
+        to bands below its own do not delay it.
         """
         line, work, rate, earliest_s = room
         self._given += 1

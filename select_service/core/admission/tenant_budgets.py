@@ -27,11 +27,9 @@ _OVER: Final = AdmissionVerdict("refuse", "tenant-budget-shed", "tenant-budget-s
 class TenantBudgets(AdmissionPolicy):
     """Wraps a policy; `budgets` are shares of the pool's room for requests.
 
-    Args:
-        classes: which work is sheddable.
-        inner: decides when the tenant is within its budget.
-        budgets: tenant → share; other tenants have no budget.
-        seats_per_instance: requests one instance runs at once (its max_num_seqs).
+    They are by tenant; other tenants have none. `inner` decides when the tenant is within its
+    budget, `classes` which work is sheddable. `seats_per_instance` are the requests that one
+    instance runs at once (its max_num_seqs).
 
     Raises:
         ValueError: a share that is no finite number of at least 0, or no seats.

@@ -48,9 +48,7 @@ def _as_printed(value: float) -> str:
 class TokenBucket:
     """One allowance; starts full at t = 0.
 
-    Args:
-        capacity: most tokens it holds.
-        refill_rate: tokens per second.
+    `capacity` is the most tokens it holds, `refill_rate` is tokens per second.
 
     Raises:
         ValueError: either is not a finite number above 0; the reference implementation's text.

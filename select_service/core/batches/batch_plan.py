@@ -120,14 +120,9 @@ def even_share(standing: Sequence[int] | Slots, arriving: int) -> float:
 class BatchPlan:
     """The plan of a wave in one partition.
 
-    Args:
-        partition: of all members.
-        members: to be placed.
-        load_limit: the most requests a rank may get to, as a multiple of its even share.
-        keep_together: members of a group that go to one rank together whatever its share.
-        now: monotonic seconds; planning takes several turns of the loop, and queues count as of
-            now.
-        rng: breaks ties between ranks.
+    `load_limit` is the most requests a rank may get to, as a multiple of its even share;
+    `keep_together` members of a group go to one rank whatever its share. Planning takes several
+    turns of the loop, and queues count as of `now`.
     """
 
     def __init__(

@@ -99,10 +99,8 @@ class BatchSelection:
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> RunningBatch:
         """Validate a wave as a whole; nothing is chosen yet.
 
-        Args:
-            request: the options of the wave; its `requests` are not read.
-            items: the requests, each with the canonical bytes of its unknown members; or the error
-                that made it unreadable.
+        The `requests` of `request` are not read: `items` are these, each with the canonical
+        bytes of its unknown members, or the error that made it unreadable.
 
         Raises:
             InvalidField: too many samples, or `atomic` without `reserve`.

@@ -79,14 +79,8 @@ class CachedTokenReports:
     ) -> None:
         """Start without reports.
 
-        Args:
-            membership: finds ranks and their streams.
-            bookings: live ids.
-            counters: of the outcomes.
-            shares: what each tenant may hold of the two memories.
-            limits: how much each of them holds; read each time.
-            may_be_known_elsewhere: whether a report of an id is to be told to the replicas if there
-                is no prediction for it here.
+        `limits` are read each time. `may_be_known_elsewhere` tells whether a report of an
+        id is to be told to the replicas if there is no prediction for it here.
         """
         self._membership = membership
         self._bookings = bookings

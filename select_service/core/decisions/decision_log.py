@@ -83,15 +83,9 @@ class DecisionLog:
     ) -> None:
         """Start empty.
 
-        Args:
-            catalog: knows the unschedulable workers.
-            stream_of: the open event stream of a rank.
-            partitions: live, by scope; each keeps its fleet snapshot.
-            count_max: records kept; 0: none.
-            bytes_max: bytes they may take together.
-            first: number of the first record; above those of earlier lives of the process.
-            shares: knows the tenants that have rings of their own; None: there are none.
-            recorder: notes every decision, whether or not its record is kept.
+        `first` is the number of the first record, above those of earlier lives of the
+        process. `recorder` notes every decision, whether or not its record is kept.
+        `partitions` are live.
         """
         self._recorder = recorder
         self.is_on = count_max > 0 and bytes_max > 0

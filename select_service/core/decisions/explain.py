@@ -60,11 +60,8 @@ class ExplainedRecord:
     ) -> None:
         """Prepare the explanation of a record.
 
-        Args:
-            record: is not changed.
-            wall_offset: unix seconds when the monotonic clock shows 0.
-            transfer_cost: of moving a block, in blocks of prefill.
-            is_withdrawn: what it booked was withdrawn.
+        `wall_offset` are unix seconds when the monotonic clock shows 0; `transfer_cost` is
+        that of moving a block, in blocks of prefill.
         """
         self._is_withdrawn = is_withdrawn
         self._record = record

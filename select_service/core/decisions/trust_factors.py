@@ -166,11 +166,8 @@ class Trust:
     def compare(self, slot: int, predicted: int, actual: int, since: float) -> None:
         """Compare an engine's report on a prompt with the prediction.
 
-        Args:
-            slot: of its rank.
-            predicted: cached tokens according to its index, of those an engine can find at all.
-            actual: reported as found.
-            since: when that was predicted, monotonic.
+        `predicted` are cached tokens according to its index, of those an engine can find at
+        all; `since` is when that was predicted.
         """
         rank = self._rank(slot)
         window = self._settings.samples

@@ -107,15 +107,8 @@ class Examiner:
     ) -> Iterator[None]:
         """Examine the fleet; each step takes some ten microseconds.
 
-        Args:
-            now: monotonic seconds.
-            wall_now: seconds since 1970, to be compared with the engines'.
-            wall_ahead: our wall clock less the machine's monotonic one.
-            link_of: how it stands with a stream's connection.
-            peers: replicas that are listened to.
-            replicas: what is known of those heard.
-            sources: of discovery.
-            canaries: what canary prompts have found.
+        `wall_now` are seconds since 1970, to be compared with the engines'; `wall_ahead` is
+        our wall clock less the machine's monotonic one.
         """
         self.suspicions.begin()
         yield from self._look_at_workers(now)

@@ -137,11 +137,8 @@ class Roles:
     ) -> Slots:
         """Return the ranks that may take a whole request.
 
-        Args:
-            request: its constraints.
-            workers: by id.
-            if_cached: ranks that hold too little of the prompt are excluded later, so decode ranks
-                are included.
+        `if_cached`: ranks that hold too little of the prompt are excluded later, so decode
+        ranks are included.
 
         Raises:
             NoEligibleWorker: no rank meets the constraints.
@@ -170,10 +167,7 @@ class Roles:
         If no pair is possible now, the ranks for whole requests; without any, the decode ranks,
         because there is no room elsewhere or because of what they hold of the prompt.
 
-        Args:
-            request: its constraints.
-            workers: by id.
-            open_rows: leaves out ranks that a gate considers busy or full.
+        `open_rows` leaves out ranks that a gate considers busy or full.
 
         Raises:
             NoEligibleWorker: no rank meets the constraints.

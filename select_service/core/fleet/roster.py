@@ -91,11 +91,8 @@ class Roster:
     ) -> RosterPlan:
         """Compare; O(workers).
 
-        Args:
-            named: workers that may be chosen.
-            catalog: what is registered.
-            now: monotonic seconds.
-            unready: workers that are listed and may not be chosen; unknown ones are not registered.
+        `named` workers may be chosen; `unready` ones are listed and may not, and unknown
+        ones of them are not registered.
         """
         plan = RosterPlan([], [], [], [])
         for worker_id, spec in named.items():

@@ -191,12 +191,7 @@ class CacheEstimate:
 
         What other prompts have behind them is gone as well, unless it was computed since.
 
-        Args:
-            slot: the rank's.
-            chain: of the prompt.
-            found: blocks.
-            since: when the prompt was given to the rank.
-            now: monotonic seconds.
+        `found` are blocks of the prompt's `chain`, which was given to the rank at `since`.
         """
         rank = self._ranks.get(slot)
         if rank is None:

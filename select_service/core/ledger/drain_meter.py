@@ -214,11 +214,8 @@ class WorkDone:
         They have computed nothing and ended nothing for `SILENCE_S`, and for `SLOWER_MAX` times as
         long as others take for what may have been begun.
 
-        Args:
-            now: seconds, monotonic.
-            prefill: tokens to compute, by slot.
-            ahead: the part of them that may have been begun.
-            tokens_per_s: speed of a rank.
+        `prefill` are tokens to compute, by slot; `ahead` is the part of them that may have
+        been begun. `tokens_per_s` is the speed of a rank.
         """
         allowed = np.maximum(SILENCE_S, ahead * (SLOWER_MAX / tokens_per_s))
         quiet = now - np.maximum(self._spoke, self.stirred) > allowed

@@ -56,12 +56,6 @@ def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
 
     A rank reports a prompt when all of it is computed, and several at the end of a step; until then
     its queue stands still. (now - heard) · pace tokens of it are gone, and at most `ahead`.
-
-    Args:
-        heard: when the queue was last known, in monotonic seconds.
-        ahead: upper bound in tokens.
-        pace: tokens per second.
-        now: monotonic seconds.
     """
     worked: Floats = np.minimum(np.maximum((now - heard) * pace, 0.0), ahead)
     return worked

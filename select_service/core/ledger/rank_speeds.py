@@ -370,11 +370,8 @@ class RankSpeeds:
     def decoded(self, slot: int, context: float, seconds: float, now: float) -> float | None:
         """Note a block of output.
 
-        Args:
-            slot: its rank's.
-            context: of the rank, with all that prices add to the blocks that it attends to.
-            seconds: that one block took.
-            now: monotonic seconds.
+        `context` is the rank's, with all that prices add to the blocks that it attends to;
+        `seconds` is what one block took.
 
         Returns:
             The time as it is believed, if it is to be counted in `blocks` now; else None.

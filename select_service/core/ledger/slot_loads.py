@@ -147,12 +147,10 @@ class SlotLoads:
 
         UNSET: the rank was not measured often enough.
 
-        Args:
-            slots: of the ranks that compute its prompt and its answer.
-            tokens: of the prompt, that the rank has to compute.
-            blocks: that it adds to the context, with `Ledger.sequence_blocks`.
-            block_size: tokens of a block.
-            pull_tokens: that could be computed while blocks are pulled; see `Terms`.
+        `slots` are those of the ranks that compute its prompt and its answer; `tokens` are
+        to be computed there; `blocks` are added to the context, with
+        `Ledger.sequence_blocks`; `pull_tokens` could be computed while blocks are pulled,
+        see `Terms`.
         """
         prefill, decode = slots
         by_slot, ttft_s, block_s = self.speeds.by_slot, None, None

@@ -338,11 +338,8 @@ class ReservationCalls:
         lifecycle call has come for it (its caller knows the id), and under a lease, whose owner
         decides.
 
-        Args:
-            name: the reservation_id, or the id of a pair.
-            added: `ReservationIds.added` when the answer was made; a younger booking of the same id
-                is another one.
-            now: monotonic seconds.
+        `name` is a reservation_id, or the id of a pair; `added` was `ReservationIds.added`
+        when the answer was made: a younger booking of the same id is another one.
         """
         lifecycle = self._lifecycle
         bookings = [one for one in lifecycle.bookings.booked_as(name) if one.number <= added]

@@ -334,11 +334,8 @@ def cheapest_set(
     `SETS_MAX` other sets costs less together. Either way each next place in the answer is the
     cheapest of the set once those before it are gone.
 
-    Args:
-        alone: cost of losing each place, whatever else goes; not negative.
-        shared: mask of places → cost of losing all of them; not negative.
-        firsts: places to lose before others.
-        count: how many to choose.
+    `alone` is the cost of losing each place, whatever else goes; `shared`, by the mask of
+    places, that of losing all of them. No cost is negative.
     """
     account = _Account(alone, shared)
     yield from account.fill()

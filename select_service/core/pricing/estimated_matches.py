@@ -40,11 +40,8 @@ class _ListedSlots:
 def estimated(matches: Matches, estimate: Groups, rows: int, fresh: dict[int, float]) -> Matches:
     """Return matches in which the estimate replaces what is shorter; it is all on the device.
 
-    Args:
-        matches: of the index.
-        estimate: blocks and slots, disjoint.
-        rows: the capacity of columns by slot.
-        fresh: factor on what the index has of slots whose events are late or lost.
+    `estimate` is blocks and slots, disjoint; `rows` is the capacity of columns by slot;
+    `fresh`, a factor on what the index has of slots whose events are late or lost.
     """
     held, likely = np.zeros((2, rows))
     tiers = matches.groups, matches.host, matches.disk

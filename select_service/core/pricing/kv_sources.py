@@ -225,11 +225,8 @@ class _Best:
     ) -> None:
         """Offer each rank what its source has up to a tier; -1: nothing.
 
-        Args:
-            tier: of the last block.
-            source: of each rank.
-            cost: of moving a block that has been read.
-            learnt: instead, what any pull costs each rank and each block adds, read and moved.
+        `tier` is that of the last block. `cost` is that of moving a block that has been
+        read; instead, `learnt` is what any pull costs and each block adds, read and moved.
         """
         ends, base = self._ends, self.base
         blocks = np.where(source >= 0, ends[tier][source] - base, 0.0)

@@ -25,11 +25,6 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
     Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with probability
     ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform if all are equal or some are
     infinite, as with huge weights.
-
-    Args:
-        costs: one cost per candidate, at least one.
-        temperature: ≥ 0.
-        rng: the service's seeded generator.
     """
     if temperature == 0.0:
         return cheapest(costs, rng.random)

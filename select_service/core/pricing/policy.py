@@ -139,10 +139,8 @@ def default_policy(queue_threshold: float, overtaking: Overtaking = NO_OVERTAKIN
 def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
     """Parse a policy file.
 
-    Args:
-        text: the YAML.
-        path: where it came from, for the error.
-        queue_threshold: the fraction that a class without any threshold inherits.
+    `path` is for the error; a class without any threshold inherits `queue_threshold`, a
+    fraction.
 
     Raises:
         PolicyError: with the text that the reference puts into not_schedulable_reasons.

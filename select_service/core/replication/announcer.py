@@ -95,15 +95,10 @@ class Announcer:
     ) -> Claim:
         """Claim a live reservation under this number; one from an earlier life keeps its own.
 
-        Args:
-            partition: it is booked in.
-            reservation: to claim.
-            born: the number of the claim.
-            answer: that its request got.
-            adopts: claims of lost replicas that it took over.
-            outputs: its output blocks by the router id that was told of them. Those routers will
-                state theirs again, so counted as our own they would count twice. All are ours if
-                the sum differs.
+        It got `answer`, and `adopts` claims of lost replicas. `outputs` are its output
+        blocks by the router id that was told of them. Those routers will state theirs
+        again, so counted as our own they would count twice. All are ours if the sum
+        differs.
         """
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:

@@ -156,14 +156,9 @@ class Sessions:
     ) -> None:
         """Record that a request of the session went to this slot.
 
-        Args:
-            partition: the session's.
-            session_id: its name.
-            slot: the rank's.
-            now: monotonic seconds.
-            is_booked: replicas hear of it with its reservation. Else they are told of a session
-                that has moved, and once in a while of one that has not.
-            asked_at: when the request came; None: now.
+        `is_booked`: replicas hear of it with its reservation. Else they are told of a
+        session that has moved, and once in a while of one that has not. `asked_at` None:
+        the request came now.
         """
         if not self.is_on:
             return

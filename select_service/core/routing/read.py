@@ -112,9 +112,7 @@ class RequestReader:
     ) -> tuple[Partition, Prompt, Weights]:
         """Read a selection request; its prompt's first form wins: media tokens, tokens, hashes.
 
-        Args:
-            request: as sent.
-            partition: that was found already, by `prompt` and `view`; then it need not select.
+        A `partition` that was found already, by `prompt` and `view`, need not select.
 
         Raises:
             ServiceError: of the scope, the prompt, or what it wishes for.
@@ -397,9 +395,8 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
     State directories keep fingerprints, and the next version must compute the same for a repeat: a
     member added to a request from now on must default to UNSET, and is written only if set.
 
-    Args:
-        request: as decoded, or built in this process: its lists are already validated.
-        unknown: canonical bytes of the unknown members.
+    `unknown` are the canonical bytes of the unknown members. A request built in this process
+    has lists that are already validated.
     """
     kind = type(request)
     known = _KINDS.get(kind)
