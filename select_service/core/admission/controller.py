@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from select_service.core.admission.load_reports import LoadReports
 from select_service.core.admission.partition_admission import PartitionAdmission
-from select_service.core.admission.policies import build, read_config
+from select_service.core.admission.policies import NAMES, build
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.thresholds import (
@@ -318,14 +318,10 @@ class AdmissionController:
             InvalidField: there is no such policy, or its configuration makes no sense.
         """
         try:
-            read_config(change.policy, change.config)
-        except ValueError as error:
-            field = "config" if "unknown policy" not in str(error) else "policy"
-            raise InvalidField(str(error), field=field) from None
-        try:
             self.put_in_force(change.policy, change.config)
         except ValueError as error:
-            raise InvalidField(str(error), field="config") from None
+            field = "config" if change.policy in NAMES else "policy"
+            raise InvalidField(str(error), field=field) from None
         self._mark(ADMISSION, POLICY)
 
     def apply_to(self, partition: Partition, now: float) -> bool:
