@@ -80,7 +80,7 @@ class Ticket(Struct, eq=False):
     in_wave: bool = False  # it follows the plan of its batch; see `batch_plan.py`
     planned: Planned | None = None  # where its batch wants it
     in_session: bool = False  # it follows its session; see `reservations/sessions.py`
-    watched: float = math.inf  # its key in `Patience`: never later than its deadline
+    watched: float = math.inf  # its key in `TicketDeadlines`: never later than its deadline
 
     @property
     def deadline(self) -> float:
@@ -177,7 +177,7 @@ class PendingQueue:
         assert all(before.key <= after.key for before, after in pairwise(tickets))
 
 
-class Patience:
+class TicketDeadlines:
     """Waiting tickets of all scopes that can expire, by deadline. O(log n) to enter and leave.
 
     A ticket is filed under its deadline as last seen. The deadline may since have moved later, when

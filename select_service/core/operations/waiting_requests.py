@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from select_service.core.admission.gate import EXPIRED_WAITING, AdmissionDecision
 from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
-from select_service.core.admission.queue import Patience, Ticket
+from select_service.core.admission.queue import Ticket, TicketDeadlines
 from select_service.core.effects import NOTHING, Effects
 from select_service.errors import NoEligibleWorker, ServiceError
 from select_service.types import (
@@ -52,7 +52,7 @@ class WaitingRequests:
         self._controller = controller
         self._counters = counters
         self._limits = limits
-        self._patience = Patience()
+        self._deadlines = TicketDeadlines()
         self._waiting = 0  # tickets in all queues
         self._crowded: dict[Partition, None] = {}
         self._looked_per_turn_max = limits.judged_per_turn_max
@@ -69,7 +69,7 @@ class WaitingRequests:
 
     def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
         ticket.since, ticket.until = now, now + deadline_s
-        self._patience.watch(ticket)
+        self._deadlines.watch(ticket)
         self._waiting += 1
         self._lifecycle.bookings.wait(ticket)
         self._counters.selections_waited += 1
@@ -95,7 +95,7 @@ class WaitingRequests:
         return True
 
     def _stops_waiting(self, ticket: Ticket) -> None:
-        self._patience.forget(ticket)
+        self._deadlines.forget(ticket)
         self._waiting -= 1
         self._lifecycle.bookings.waited(ticket)
 
@@ -216,20 +216,20 @@ class WaitingRequests:
             everybody += one.tickets()
             everybody += [] if one.admission is None else one.admission.displaced
         assert self._waiting == len(everybody)
-        self._patience.check(everybody)
+        self._deadlines.check(everybody)
 
     # -- deadlines -----------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
         """Return when the first waiting request expires; infinity if none will."""
-        return self._patience.next()
+        return self._deadlines.next()
 
     def refuse_late(self, now: float, limit: int, effects: Effects) -> Effects:
         """Refuse up to `limit` expired requests, first come first; charged to nobody.
 
         All of them leave their queues before any is told when to return, so none delays another.
         """
-        late = self._patience.due(now, limit)
+        late = self._deadlines.due(now, limit)
         for ticket in late:
             partition = ticket.partition
             partition.queues.withdraw(ticket)
@@ -327,7 +327,7 @@ class WaitingRequests:
             return self._refuse(ticket, decision, now, effects, rows)
         if decision.outcome == "wait" or not admission.can_take(rows):
             admission.wait(ticket, ask, rows, now)
-            self._patience.watch(ticket)
+            self._deadlines.watch(ticket)
             return effects
         if admission.gate.queue is None and self._waits_for_class(
             ticket, admission.usable(rows), now
