@@ -1,7 +1,7 @@
 """Every term of every rank's cost at the time of a decision, from its record.
 
 The terms are those of `pricing/cost.py` over the recorded loads, so the numbers are the decision's
-own to the last bit. `explain.py` and `explained_terms.py` present them.
+own to the last bit. `explain.py` presents them.
 """
 
 from __future__ import annotations

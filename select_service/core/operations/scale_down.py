@@ -3,11 +3,8 @@
 Losing a worker loses the work in flight on it and the blocks no other worker holds. The first is
 its active load, in tokens. The second is weighted by use: the tokens that requests recently found
 on the worker, spread evenly over its blocks. A block held by several workers, and the hits on it,
-are lost only with the last of them, so the answer is a set, which `operations/scale_down.py`
-chooses.
-
-This module computes what is at stake, and how many workers of the set may go at all. Where caches
-are full, the room itself is missed, whichever worker goes; it is worth the hits found in it.
+are lost only with the last of them, so the answer is a set. Where caches are full, the room itself
+is missed, whichever worker goes; it is worth the hits found in it.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class FinishedClaims:
     # -- leases --------------------------------------------------------------------------------
 
     def note_closed(self, lease_id: str, up_to: Mapping[int, int], now: float) -> bool:
-        """Remember that a lease was closed, see `finished.py`; False if that was known."""
+        """Remember that a lease was closed, see `ClosedLeases`; False if that was known."""
         is_news = self.closings.note(lease_id, up_to, now)
         if is_news:
             self._mark(CLOSING, lease_id)
