@@ -10,9 +10,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.expiring_map import ExpiringMap
 from select_service.core.tenancy.shares import Shares
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.tenancy.tenant_expiring_map import TenantExpiringMap
 
 if TYPE_CHECKING:
     from indexer.types import Scope
@@ -31,7 +30,7 @@ class Pins:
     def __init__(self, shares: Shares | None = None) -> None:
         shares = shares or Shares()
         bound = shares.bound("pinned_scopes", lambda: PINS_MAX)
-        self._pins: TenantParts[ExpiringMap[bytes]] = TenantParts(shares, bound, ExpiringMap)
+        self._pins: TenantExpiringMap[bytes] = TenantExpiringMap(shares, bound)
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -39,33 +38,20 @@ class Pins:
     @property
     def nbytes(self) -> int:
         """Approximate size in bytes."""
-        return sum(row.nbytes for row in self._pins.rows)
+        return self._pins.nbytes
 
     def get(self, scope: Scope) -> tuple[int, bool] | None:
         """Return block size and is_eagle; None if nothing is pinned."""
-        key = _key(scope)
-        found = (row.get(key) for _, row in self._pins.where(scope.tenant_id))
-        pin = next((one for one in found if one is not None), None)
+        pin = self._pins.get(scope.tenant_id, _key(scope))
         return None if pin is None else _PIN.unpack(pin)
 
     def put(self, scope: Scope, block_size: int, *, is_eagle: bool) -> None:
         """Pin a block size; a tenant's oldest pin is dropped if there are too many."""
-        self.discard(scope)
-        holder, row = self._pins.place(scope.tenant_id)
-        row.put(_key(scope), 0.0, _PIN.pack(block_size, is_eagle))
-        self._pins.took(holder)
-        crowded = self._pins.crowded(holder)
-        if crowded is not None:
-            holder, row = crowded
-            row.pop_oldest(0.0)
-            self._pins.left(holder)
+        self._pins.put(scope.tenant_id, _key(scope), 0.0, _PIN.pack(block_size, is_eagle))
 
     def discard(self, scope: Scope) -> None:
         """Drop a pin: the open scope has its block size itself."""
-        key = _key(scope)
-        for holder, row in self._pins.where(scope.tenant_id):
-            if row.discard(key):
-                self._pins.left(holder)
+        self._pins.discard(scope.tenant_id, _key(scope))
 
     def check(self) -> None:
         """Assert all invariants."""

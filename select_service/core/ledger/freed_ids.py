@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
-from select_service.core.expiring_map import ExpiringMap
 from select_service.core.tenancy.shares import prefix_in
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.tenancy.tenant_expiring_map import TenantExpiringMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +37,7 @@ class FreedIds:
 
     def __init__(self, most: int, shares: Shares) -> None:
         bound = shares.bound("freed_ids_max", lambda: most, by_prefix=True)
-        self._by_holder: TenantParts[ExpiringMap[str]] = TenantParts(shares, bound, ExpiringMap)
+        self._by_holder: TenantExpiringMap[str] = TenantExpiringMap(shares, bound)
         self._most = most
         self.common = self._by_holder.common
         """All of them, unless tenants have parts."""
@@ -52,7 +51,7 @@ class FreedIds:
     @property
     def nbytes(self) -> int:
         """Their size in bytes."""
-        return sum(row.nbytes for row in self._by_holder.rows)
+        return self._by_holder.nbytes
 
     def follow_tenants(self) -> None:
         """Remember what each tenant freed apart from now on."""
@@ -62,7 +61,7 @@ class FreedIds:
     def __contains__(self, name: str) -> bool:
         if not self.has_parts:
             return key_of(name) in self.common
-        return any(key_of(name) in row for _, row in self._by_holder.where(prefix_in(name)))
+        return self._by_holder.get(prefix_in(name), key_of(name)) is not None
 
     def has_key(self, key: str) -> bool:
         """Tell whether an id is remembered whose key this is."""
@@ -72,50 +71,28 @@ class FreedIds:
     def put(self, name: str, now: float) -> None:
         """Count an id as freed now; at the bound the oldest is forgotten."""
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
+        lost = None
         if self.has_parts:
-            self._put_apart(prefix_in(name), key, now)
-            return
-        self.common.put(key, now)
+            lost = self._by_holder.put(prefix_in(name), key, now)
+        else:
+            self.common.put(key, now)
+            if len(self.common) > self._most:
+                lost = self.common.pop_oldest(inf)
         if self.changes is not None:
             self.changes.mark(RESERVATION, key)
-        if len(self.common) > self._most:
-            self._lose(self.common)
-
-    def _put_apart(self, prefix: str, key: str, now: float) -> None:
-        rows = self._by_holder
-        self._discard_apart(prefix, key)
-        holder, row = rows.place(prefix)
-        row.put(key, now)
-        rows.took(holder)
-        self._changed(key)
-        crowded = rows.crowded(holder)
-        if crowded is not None:
-            whose, row = crowded
-            self._lose(row)
-            rows.left(whose)
-
-    def _lose(self, row: ExpiringMap[str]) -> None:
-        lost = row.pop_oldest(inf)
-        assert lost is not None, "what has to make room has something"
-        self._changed(lost[0])
-        self.lost += 1
+        if lost is not None:
+            self._changed(lost[0])
+            self.lost += 1
 
     def discard(self, name: str) -> None:
         """Forget an id, if it is there: it is in use again."""
         key = key_of(name)
         if self.has_parts:
-            is_gone = self._discard_apart(prefix_in(name), key)
+            is_gone = self._by_holder.discard(prefix_in(name), key)
         else:
             is_gone = self.common.discard(key)
         if is_gone:
             self._changed(key)
-
-    def _discard_apart(self, prefix: str, key: str) -> bool:
-        for where, row in self._by_holder.where(prefix):
-            if row.discard(key):
-                self._by_holder.left(where)
-                return True
-        return False
 
     def _changed(self, key: str) -> None:
         if self.changes is not None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import CLOSING, END
-from select_service.core.expiring_map import ExpiringMap
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import OUTPUT_TELLERS_MAX, Closed
 from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import prefix_in
+from select_service.core.tenancy.tenant_expiring_map import TenantExpiringMap
 from select_service.core.tenancy.tenant_memory import TenantMemory
-from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.replication.claim import Claim, EarlyGrowth
     from select_service.core.replication.messages import Key
     from select_service.core.replication.tombstones import Tombstone
-    from select_service.core.tenancy.shares import Party, Shares
+    from select_service.core.tenancy.shares import Shares
     from select_service.types import CoreLimits
 
 _ORDER_BYTES: Final = 8
@@ -48,13 +46,13 @@ class FinishedClaims:
         self.tombstones = Tombstones(limits.replica_ended_max, shares)
         self.closings = ClosedLeases(limits.ended_leases_max, shares, partial(self._mark, CLOSING))
         bound = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
-        self._freed_here: TenantParts[ExpiringMap[str]] = TenantParts(shares, bound, ExpiringMap)
+        self._freed_here: TenantExpiringMap[str] = TenantExpiringMap(shares, bound)
         """By the tenant that the name is of: `key_of` it → the order of that, packed."""
 
     @property
     def nbytes(self) -> int:
         """The memory that remembered ends take."""
-        return self.tombstones.nbytes + sum(row.nbytes for row in self._freed_here.rows)
+        return self.tombstones.nbytes + self._freed_here.nbytes
 
     def _mark(self, kind: str, name: str) -> None:
         if self.changes is not None:
@@ -89,21 +87,14 @@ class FinishedClaims:
 
     def recall_freed(self, name: str, order: int, now: float) -> None:
         """Remember that a name, or `key_of` it, was freed here, now or in an earlier life."""
-        freed, key, prefix = self._freed_here, key_of(name), prefix_in(name)
-        for holder, row in freed.where(prefix):
-            if row.discard(key):
-                freed.left(holder)
-        holder, row = freed.place(prefix)
-        row.put(key, now, order.to_bytes(_ORDER_BYTES))
-        freed.took(holder)
-        crowded = freed.crowded(holder)
-        if crowded is not None:
-            self._forget_freed(*crowded, inf)
+        packed = order.to_bytes(_ORDER_BYTES)
+        lost = self._freed_here.put(prefix_in(name), key_of(name), now, packed)
+        if lost is not None:
+            self._mark(END, lost[0])
 
     def _freed_at(self, name: str) -> int:
-        key = key_of(name)
-        found = (row.get(key) for _, row in self._freed_here.where(prefix_in(name)))
-        return max((0 if one is None else int.from_bytes(one) for one in found), default=0)
+        packed = self._freed_here.get(prefix_in(name), key_of(name))
+        return 0 if packed is None else int.from_bytes(packed)
 
     def kept_order(self, freed_key: str) -> int:
         """Return the order in which a caller last freed a name here; 0: no caller did. O(rows)."""
@@ -142,18 +133,8 @@ class FinishedClaims:
         self.closings.purge(horizon, limit)
         for freed_key in self.tombstones.purge(horizon, limit):
             self._mark(END, freed_key)
-        left = limit
-        for holder, row in self._freed_here.turns(limit):
-            while left and self._forget_freed(holder, row, horizon):
-                left -= 1
-
-    def _forget_freed(self, holder: Party, row: ExpiringMap[str], until: float) -> bool:
-        oldest = row.pop_oldest(until)
-        if oldest is None:
-            return False
-        self._freed_here.left(holder)
-        self._mark(END, oldest[0])
-        return True
+        for freed_key, _ in self._freed_here.expire(horizon, limit):
+            self._mark(END, freed_key)
 
     def check(self) -> None:
         """Assert all invariants."""

@@ -9,7 +9,6 @@ garbled, and ends nothing.
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,12 +18,11 @@ from select_service.core.expiring_map import ExpiringMap
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import ANCESTORS_MAX, Ended, Key
 from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.tenancy.tenant_expiring_map import TenantExpiringMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.tenancy.shares import Party
 
 ENDS_KEPT_MAX: Final = 64
 """Tombstones of claims on one id kept on disk, the latest: an id is rarely booked again."""
@@ -79,7 +77,7 @@ class Tombstones:
         self._ends_max = ends_max
         shares = shares or Shares()
         bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
-        self._ends: TenantParts[ExpiringMap[bytes]] = TenantParts(shares, bound, ExpiringMap)
+        self._ends: TenantExpiringMap[bytes] = TenantExpiringMap(shares, bound)
         """By the tenant that the id is of: a `_name` → a packed `_End`."""
         self._on: ExpiringMap[str] = ExpiringMap()  # `key_of` the id → the kept ends on it, packed
 
@@ -89,7 +87,7 @@ class Tombstones:
     @property
     def nbytes(self) -> int:
         """Their size in memory."""
-        return sum(row.nbytes for row in self._ends.rows) + self._on.nbytes
+        return self._ends.nbytes + self._on.nbytes
 
     def has(self, reservation_id: str, key: Key) -> bool:
         """Tell whether this claim on this id is over."""
@@ -97,12 +95,8 @@ class Tombstones:
         return any(packed in row for _, row in self._ends.where(prefix_in(reservation_id)))
 
     def _find(self, reservation_id: str, key: Key) -> _End | None:
-        packed = _name(reservation_id, key)
-        for _, row in self._ends.where(prefix_in(reservation_id)):
-            found = row.get(packed)
-            if found is not None:
-                return _read_end(found)
-        return None
+        found = self._ends.get(prefix_in(reservation_id), _name(reservation_id, key))
+        return None if found is None else _read_end(found)
 
     def is_word_of_owner(self, reservation_id: str, key: Key) -> bool:
         """Tell whether its owner said so itself."""
@@ -178,7 +172,6 @@ class Tombstones:
             `key_of` the ids whose kept ends have changed: this one, and one that had to make room.
         """
         key = told.owner, told.born
-        packed = _name(reservation_id, key)
         known = self._find(reservation_id, key)
         if known is None:
             end = _End(reservation_id, told.by_owner, told.since, told.heir, told.freed, kept)
@@ -198,22 +191,12 @@ class Tombstones:
         was_kept = known is not None and known.kept
         is_news = known is None or (known.heir, known.freed) != (end.heir, end.freed)
         changed = [key_of(reservation_id)] if end.kept and (is_news or not was_kept) else []
-        return changed + self._put(prefix_in(reservation_id), packed, _pack(end), now)
-
-    def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> list[str]:
-        tombstones = self._ends
-        for before, row in tombstones.where(prefix):
-            if row.discard(packed):
-                tombstones.left(before)
-        holder, row = tombstones.place(prefix)
-        row.put(packed, now, end)
-        tombstones.took(holder)
-        crowded = tombstones.crowded(holder)
-        if crowded is None:
-            return []
-        self.lost += 1
-        freed_key = self._forget_oldest(*crowded, inf)
-        return [freed_key] if freed_key else []
+        name = _name(reservation_id, key)
+        lost = self._ends.put(prefix_in(reservation_id), name, now, _pack(end))
+        if lost is not None:
+            self.lost += 1
+            changed += self._forgotten(*lost)
+        return changed
 
     def purge(self, horizon: float, limit: int) -> list[str]:
         """Forget up to `limit` ends last heard before `horizon`.
@@ -221,34 +204,25 @@ class Tombstones:
         Returns:
             `key_of` the ids whose kept ends have changed.
         """
-        changed, left = [], limit
-        for holder, row in self._ends.turns(limit):
-            while left and (freed_key := self._forget_oldest(holder, row, horizon)) is not None:
-                left -= 1
-                if freed_key:
-                    changed.append(freed_key)
-        return changed
+        return [
+            freed_key
+            for forgotten in self._ends.expire(horizon, limit)
+            for freed_key in self._forgotten(*forgotten)
+        ]
 
-    def _forget_oldest(self, holder: Party, row: ExpiringMap[bytes], until: float) -> str | None:
-        """Forget the end of a row heard longest ago, if that was by `until`; None: it was not.
-
-        Returns `key_of` its id if that is kept on disk, else an empty text.
-        """
-        oldest = row.pop_oldest(until)
-        if oldest is None:
-            return None
-        self._ends.left(holder)
-        owner, born, _ = _read_name(oldest[0])
-        end = _read_end(oldest[1])
+    def _forgotten(self, name: bytes, packed: bytes) -> list[str]:
+        """Note that an end is forgotten; return `key_of` its id if that is kept on disk."""
+        owner, born, _ = _read_name(name)
+        end = _read_end(packed)
         if not end.kept:
-            return ""
+            return []
         freed_key = key_of(end.name)
         keys = [one for one in self._keys_on(freed_key)[1] if one != (owner, born)]
         if keys:
             self._on.put(freed_key, 0.0, _pack((end.name, keys)))
         else:
             self._on.discard(freed_key)
-        return freed_key
+        return [freed_key]
 
     def check(self) -> None:
         """Assert all invariants."""
