@@ -81,6 +81,11 @@ _NEEDS = {
     "side_host": "side_port",
     "epp_host": "epp_port",
 }
+_IDLE_WITHOUT = {
+    "sessions_max": "session_ttl_s",
+    "session_gap_factor": "session_ttl_s",
+    "kv_pull_costs": "kv_pull",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,6 +172,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
         layers = Layers(read_environment(environ), env=env, file=file, flags=given)
         settings = layers.settings()
         warnings += check_settings(settings)
+        warnings += [
+            f"{field} has no effect without {switch}"
+            for field, switch in _IDLE_WITHOUT.items()
+            if layers.source_of(field) != "default" and not getattr(settings, switch)
+        ]
     except ConfigError as error:
         parser.error(str(error))
     _check_entrances(parser, layers, settings)

@@ -245,3 +245,20 @@ def test_a_peer_that_nobody_can_be_asked_by_is_none(url: str) -> None:
 def test_replicas_may_reach_it_through_a_proxy() -> None:
     args = ["--uds", "s", "--replica-sync-port", "7", "--advertise-url", "http://proxy"]
     assert cli.parse(args, {}).port is None
+
+
+@pytest.mark.parametrize(
+    ("idle", "switch"),
+    [
+        (("--sessions-max", "5"), ("--session-ttl-s", "60")),
+        (("--session-gap-factor", "3"), ("--session-ttl-s", "60")),
+        (("--kv-pull-costs", "set"), ("--kv-pull",)),
+    ],
+)
+def test_what_another_flag_switches_on_is_not_ignored_silently(
+    idle: tuple[str, ...], switch: tuple[str, ...]
+) -> None:
+    (warning,) = cli.parse([*idle], {}).router.warnings
+    field, without = (one[0].removeprefix("--").replace("-", "_") for one in (idle, switch))
+    assert warning == f"{field} has no effect without {without}"
+    assert cli.parse([*idle, *switch], {}).router.warnings == ()
