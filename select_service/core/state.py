@@ -1,7 +1,7 @@
 """What survives the process: records of workers, reservations and freed ids, and their restoring.
 
 A record is the whole current state of one key, so writing is idempotent and needs no order. Other
-kinds of state (leases, peers) plug in through `State.rooms`. `edge/state/journal.py` stores the
+kinds of state (leases, peers) plug in through `State.sections`. `edge/state/journal.py` stores the
 bytes and knows when they are safe; `changes.py` knows which keys changed.
 """
 
@@ -97,7 +97,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
     attached: bool = True  # the last field: `Workers.is_late` looks at the last byte
 
 
-_UNSEATED = b"\xc2"
+_NOT_ATTACHED = b"\xc2"
 """False in MessagePack; no record of another build ends with it, because no text does."""
 
 
@@ -125,17 +125,17 @@ class Section(Protocol):
 class State:
     """All kinds of state, in the order of their restoring."""
 
-    def __init__(self, rooms: Mapping[str, Section]) -> None:
-        self.rooms = dict(rooms)
-        self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
-        self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
+    def __init__(self, sections: Mapping[str, Section]) -> None:
+        self.sections = dict(sections)
+        self.restored: dict[str, int] = dict.fromkeys(self.sections, 0)
+        self.dropped: dict[str, int] = dict.fromkeys(self.sections, 0)
         self.unreadable: list[str] = []  # dropped records that this build cannot read, and why
-        self._turns = {kind: number for number, kind in enumerate(self.rooms)}
+        self._turns = {kind: number for number, kind in enumerate(self.sections)}
 
     @property
     def kinds(self) -> list[str]:
         """The kinds, in the order in which records must be restored."""
-        return list(self.rooms)
+        return list(self.sections)
 
     def turn(self, kind: str, record: bytes) -> tuple[int, bool]:
         """Return the sort key of records, of known kinds, for restoring.
@@ -147,7 +147,7 @@ class State:
 
     def record(self, key: StateKey) -> bytes | None:
         """Return the current record of a key; None: delete the row."""
-        return self.rooms[key[0]].record(key[1])
+        return self.sections[key[0]].record(key[1])
 
     def restore(self, key: StateKey, record: bytes, now: float) -> Effects | None:
         """Restore one record.
@@ -157,10 +157,10 @@ class State:
             it cannot be read, in which case `unreadable` says why.
         """
         kind, name = key
-        room = self.rooms.get(kind)
+        section = self.sections.get(kind)
         effects = None
         try:
-            effects = None if room is None else room.restore(name, record, now)
+            effects = None if section is None else section.restore(name, record, now)
         except ServiceError:
             pass
         except (msgspec.DecodeError, ValueError) as error:
@@ -193,7 +193,7 @@ class Workers:
     @staticmethod
     def is_late(record: bytes) -> bool:
         """Tell whether a record is of a worker that was not attached. O(1)."""
-        return record.endswith(_UNSEATED)
+        return record.endswith(_NOT_ATTACHED)
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
         """Register the worker again."""

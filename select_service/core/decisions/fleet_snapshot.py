@@ -41,9 +41,9 @@ NOTED_MAX: Final = 16
 """Changed workers left to the next selection, including the one that is changing now. 7 µs each,
 six times that if none was read for a while."""
 
-_SEAT_BYTES: Final = 240
-_PLACE_BYTES: Final = 112  # of a rank in a fleet, including what is derived on demand
-_SEATING_BYTES: Final = 512
+_NEW_RANK_BYTES: Final = 240
+_RANK_BYTES: Final = 112  # of a rank in a fleet, including what is derived on demand
+_SNAPSHOT_BYTES: Final = 512
 _LOOK_BYTES: Final = 192
 _SILENT: Final = STREAM_STATES.index("silent")
 _CURRENT: Final = STREAM_STATES.index("current")
@@ -141,7 +141,7 @@ class FleetSnapshot:
         absent = tuple(chain.from_iterable([part.absent for part in ordered]))
         self._open = tuple(chain.from_iterable([part.streams for part in ordered]))
         places = len(rank_states) + len(absent)
-        self.size += _SEATING_BYTES + _SEAT_BYTES * fresh + _PLACE_BYTES * places
+        self.size += _SNAPSHOT_BYTES + _NEW_RANK_BYTES * fresh + _RANK_BYTES * places
         return RankStates(self._scope, self._block_size, rank_states, absent)
 
     def _look_at(self, worker_id: int) -> None:

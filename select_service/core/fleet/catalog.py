@@ -38,7 +38,7 @@ Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 NOT_NAMED: Final = "no longer named"
 """Why a worker takes no new work that its source does not list any more."""
 
-_SEATED = frozenset({"schedulable", "draining"})
+_ATTACHED = frozenset({"schedulable", "draining"})
 _U32_END = 1 << 32
 _RECONCILIATION = "reconciliation failed: "
 
@@ -108,7 +108,7 @@ class Worker:
     @property
     def has_slot(self) -> bool:
         """Whether its ranks have load and an index; also true while it drains."""
-        return self.lifecycle in _SEATED
+        return self.lifecycle in _ATTACHED
 
     @property
     def reports_in_full(self) -> bool:

@@ -112,7 +112,7 @@ class Keeper:
                 another build wrote them, and going on would delete them.
         """
         self._state = state
-        rows = [row for row in self._rows if row.kind in state.rooms]  # others: of another build
+        rows = [row for row in self._rows if row.kind in state.sections]  # others: of another build
         rows.sort(key=lambda row: state.turn(row.kind, row.value))
         self._rows = []
         dropped: list[StateKey] = []
