@@ -252,8 +252,8 @@ def test_a_file_that_is_no_pair(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_key_file_changed_anywhere_is_refused_or_the_same(tmp_path: Path, harm: Harm) -> None:
-    path = tmp_path / "key"
+def test_a_key_file_changed_anywhere_is_refused_or_the_same(memory_path: Path, harm: Harm) -> None:
+    path = memory_path / "key"
     keys = new_key_file(str(path))
     data = path.read_bytes()
     first_key = data.index(b"public")

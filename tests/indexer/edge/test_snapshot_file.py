@@ -83,10 +83,10 @@ def test_one_bit_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_changed_anywhere(tmp_path: Path, harm: Harm) -> None:
-    data = write(tmp_path)
+def test_changed_anywhere(memory_path: Path, harm: Harm) -> None:
+    data = write(memory_path)
     for at in range(len(data)):
-        found, damage = read(tmp_path, harm(data, at))
+        found, damage = read(memory_path, harm(data, at))
         assert found.items() <= WHOLE.items()
         assert damage or found == WHOLE, f"changed at {at} of {len(data)}, and nobody says so"
 

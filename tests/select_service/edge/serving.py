@@ -83,6 +83,8 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
             yield entrances.port, service, server
         finally:
             await Wire.close_all()
+            for _ in range(20):  # in which the server sees them: else it waits and looks again
+                await asyncio.sleep(0)
             server.should_exit = True
             await serving
             await service.close()

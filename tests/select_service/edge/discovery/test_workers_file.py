@@ -127,9 +127,9 @@ def test_a_file_that_is_too_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [cut, without, with_one_more, with_a_copy])
-def test_a_file_changed_anywhere_loses_no_worker(tmp_path: Path, harm: Harm) -> None:
+def test_a_file_changed_anywhere_loses_no_worker(memory_path: Path, harm: Harm) -> None:
     """Half a file, or one with a byte too many, changes nothing; values have no checksum."""
-    path = tmp_path / "workers.json"
+    path = memory_path / "workers.json"
     whole, refused = text_of(1, 2, 3).encode(), 0
     for at in range(len(whole)):
         source = WorkersFile(str(path), 0.01)

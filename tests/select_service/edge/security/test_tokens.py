@@ -204,14 +204,14 @@ def test_the_next_to_expire(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_file_changed_anywhere_gives_nobody_more_rights(tmp_path: Path, harm: Harm) -> None:
+def test_a_file_changed_anywhere_gives_nobody_more_rights(memory_path: Path, harm: Harm) -> None:
     """An operator writes it, so it has no checksum; what a disk does to it takes rights away."""
     second, digest = new_token()
     records = [
         {"name": "one", "sha256": DIGEST, "scopes": ["read"], "tenants": ["acme", "rival"]},
         {"name": "two", "sha256": digest, "scopes": ["select", "lifecycle"], "tenants": ["acme"]},
     ]
-    path = tmp_path / "tokens"
+    path = memory_path / "tokens"
     path.write_text("# ours\n" + "".join(json.dumps(one) + "\n" for one in records))
     data = path.read_bytes()
     book = read_token_file(str(path))

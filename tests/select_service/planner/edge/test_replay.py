@@ -31,7 +31,7 @@ from select_service.planner.edge.trace_replay import (
 )
 from select_service.planner.errors import InfeasiblePlan, MissingExtra
 from select_service.planner.types import PoolKey
-from tests.select_service.planner.golden import GOLDEN, PROFILE
+from tests.select_service.planner.golden import PROFILE
 
 SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
@@ -45,6 +45,14 @@ def traffic(rate: Callable[[float], float], seconds: float, seed: int = 3) -> li
             return found
         isl = min(12_000.0, rng.lognormvariate(7.3, 0.6))
         found.append(TracedRequest(now, isl, max(20.0, rng.lognormvariate(5.0, 0.5))))
+
+
+def write_trace(path: Path, requests: list[TracedRequest]) -> None:
+    lines = [
+        {"timestamp": 1e3 * (50 + one.at_s), "input_length": one.isl, "output_length": one.osl}
+        for one in requests
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
 
 
 def replayed(
@@ -178,19 +186,7 @@ def test_replay_writes_charts_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "timestamp": 1e3 * (50 + one.at_s),
-                    "input_length": one.isl,
-                    "output_length": one.osl,
-                }
-            )
-            + "\n"
-            for one in traffic(lambda _: 3.0, 60.0)
-        )
-    )
+    write_trace(trace, traffic(lambda _: 3.0, 60.0))
     page = tmp_path / "replay.html"
     code = main(
         [
@@ -220,12 +216,13 @@ def test_replay_writes_charts_and_numbers(
 
 
 def test_what_is_not_installed_is_told_before_anything_is_replayed(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told after minutes of the policies before, whose results were lost."""
     monkeypatch.setitem(sys.modules, "scipy.interpolate", None)  # an import of it fails
+    write_trace(tmp_path / "trace.jsonl", traffic(lambda _: 12.0, 20.0))
     question = ReplayQuestion(
-        *(GOLDEN / "warmup_trace.jsonl", PROFILE, ("oracle", "compatible")),
+        *(tmp_path / "trace.jsonl", PROFILE, ("oracle", "compatible")),
         *((PredictorSettings(name="constant"),), SETTINGS, 64),
     )
     told: list[str] = []
@@ -268,7 +265,7 @@ def test_what_policies_play_is_part_of_what_may_be_simulated(
     runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They came on top: eleven runs of the trace."""
-    requests = traffic(lambda _: 40.0, 30.0)
+    requests = traffic(lambda _: 40.0, 15.0)
     simulated: list[int] = []
     run = TraceReplay.run
 
@@ -278,16 +275,12 @@ def test_what_policies_play_is_part_of_what_may_be_simulated(
 
     monkeypatch.setattr(TraceReplay, "run", counted)
     path = tmp_path / "trace.jsonl"
-    lines = [
-        {"timestamp": 1e3 * one.at_s, "input_length": one.isl, "output_length": one.osl}
-        for one in requests
-    ]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    write_trace(path, requests)
     settings = dataclasses.replace(
-        SETTINGS, search_requests=runs * len(requests), interval_s=20.0, startup_s=10.0
+        SETTINGS, search_requests=runs * len(requests), interval_s=10.0, startup_s=5.0
     )
     names = ("kalman", "ets", "constant", "auto")
-    tunings = tuple(PredictorSettings(name=name, interval_s=20.0) for name in names)
+    tunings = tuple(PredictorSettings(name=name, interval_s=10.0) for name in names)
     policies = ("slo", "reactive", "static", "oracle")
     replay(ReplayQuestion(path, PROFILE, policies, tunings, settings, 24), lambda _: None)
     assert simulated.count(len(requests)) >= 8, "each policy, two fixed fleets and the oracle"
@@ -296,8 +289,8 @@ def test_what_policies_play_is_part_of_what_may_be_simulated(
 
 def test_nobody_is_replayed_with_more_gpus_than_there_are() -> None:
     """The reactive scaler and the oracle had as many as they liked: no rivals to compare with."""
-    requests = traffic(lambda _: 30.0, 120.0)
-    settings = dataclasses.replace(SETTINGS, interval_s=20.0, startup_s=20.0, decode_gpus=2)
+    requests = traffic(lambda _: 30.0, 60.0)
+    settings = dataclasses.replace(SETTINGS, interval_s=10.0, startup_s=10.0, decode_gpus=2)
     profile = read_profile(PROFILE)
     contest = Contest(profile, requests, settings, 6)
     for name in ("slo", "reactive", "static", "oracle"):
