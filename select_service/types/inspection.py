@@ -110,7 +110,7 @@ class PullSpeedRow(Struct, frozen=True, kw_only=True):
     ms_per_block: float
     """Milliseconds for each block, e.g. `0.2`."""
     cost_per_block: float | None
-    """The same in blocks of prefill of this rank; null: not known yet, e.g. `0.1`."""
+    """The same in blocks of prefill of a rank of mean speed; null: not known yet, e.g. `0.1`."""
     error_ms: float | None
     """Predicted less actual time of pulls, mean; null: none came yet, e.g. `-1.0`."""
     abs_error_ms: float | None

@@ -329,17 +329,16 @@ def _speed(partition: Partition, slot: int) -> RankSpeedRow | None:
         ttft_abs_error_ms=ttft.mean_abs * 1e3 if ttft.samples else None,
         itl_error_ms=block.mean * per_token if block.samples else None,
         itl_abs_error_ms=block.mean_abs * per_token if block.samples else None,
-        pulls=_pulls(partition, slot) or UNSET,
+        pulls=_pulls(partition) or UNSET,
     )
 
 
-def _pulls(partition: Partition, slot: int) -> list[PullSpeedRow]:
-    """Return what was measured of pulls in a scope, by path, as a rank counts them."""
+def _pulls(partition: Partition) -> list[PullSpeedRow]:
+    """Return what was measured of pulls in a scope, by path."""
     speeds, block_size = partition.ledger.loads.pull_speeds, partition.index.block_size
     rows = []
     for path, known in speeds.by_path.items():
-        line, error = known.line, known.error
-        costs = speeds.costs(path, block_size, len(partition.ledger.loads.prefill))
+        line, error, cost = known.line, known.error, speeds.cost(path, block_size)
         rows.append(
             PullSpeedRow(
                 domain=path.domain,
@@ -347,7 +346,7 @@ def _pulls(partition: Partition, slot: int) -> list[PullSpeedRow]:
                 samples=line.samples,
                 base_ms=line.base * 1e3,
                 ms_per_block=line.slope * 1e3,
-                cost_per_block=None if costs is None else float(costs[1][slot]),
+                cost_per_block=None if cost is None else cost[1],
                 error_ms=error.mean * 1e3 if error.samples else None,
                 abs_error_ms=error.mean_abs * 1e3 if error.samples else None,
             )

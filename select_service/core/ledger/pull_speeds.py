@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from select_service.core.ledger.rank_speeds import SURE, Fit, PredictionError
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Floats
     from select_service.core.ledger.rank_speeds import RankSpeeds
     from select_service.types import KvTier
 
@@ -73,14 +72,15 @@ class PullSpeeds:
         known.blocks += blocks
         known.seconds += pull_s
 
-    def costs(self, path: PullPath, block_size: int, slots: int) -> tuple[Floats, Floats] | None:
-        """Return what any pull costs and what each block adds, for each of so many slots.
+    def cost(self, path: PullPath, block_size: int) -> tuple[float, float] | None:
+        """Return what any pull costs and what each block adds, in blocks of prefill of a mean rank.
 
-        In blocks of prefill of its own rank: in the time of a pull a fast one computes more. None:
-        it was measured too seldom, or no rank's speed is known.
+        The same for every rank, because prices count a block alike on all of them: in blocks of
+        its own a slow one would seem to pull for less. None: it was measured too seldom, or no
+        rank's speed is known.
         """
-        known, rates = self.by_path.get(path), self._ranks.rates(slots)
-        if known is None or known.line.samples < SURE or rates is None:
+        known, rate = self.by_path.get(path), self._ranks.mean_tokens_per_s
+        if known is None or known.line.samples < SURE or rate is None:
             return None
-        each = rates / block_size
+        each = rate / block_size
         return known.line.base * each, known.line.slope * each

@@ -12,8 +12,6 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-import numpy as np
-
 if TYPE_CHECKING:
     from select_service.core.columns import Floats
 
@@ -263,7 +261,7 @@ class SpeedRow(NamedTuple):
     ttft_s_per_token: float
     block_base_s: float
     block_s_per_context: float
-    pull_s_per_token: float  # see `RankSpeeds.rate`; 0: unknown
+    pull_s_per_token: float  # of a rank of mean speed, see `PullSpeeds.cost`; 0: unknown
 
 
 _UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0, 0.0)
@@ -272,15 +270,7 @@ _UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0, 0.0)
 class RankSpeeds:
     """The ranks of one ledger that were measured, by slot."""
 
-    __slots__ = (
-        "_base_tokens",
-        "_measured",
-        "_rates",
-        "_tokens_per_s",
-        "blocks",
-        "by_slot",
-        "prefills",
-    )
+    __slots__ = ("_base_tokens", "_measured", "_tokens_per_s", "blocks", "by_slot", "prefills")
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
@@ -291,7 +281,6 @@ class RankSpeeds:
         """Likewise of blocks of output: seconds over the blocks that requests attend to."""
         self._measured = 0  # ranks in the sums
         self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
-        self._rates: Floats | None = None  # see `rates`; None: a line has changed since
 
     def computed(self, slot: int, tokens: int, seconds: float) -> None:
         """Note a first token.
@@ -314,7 +303,7 @@ class RankSpeeds:
 
     def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
         """Update the sums after the line of a rank has changed."""
-        fit, self._rates = rank.ttft, None
+        fit = rank.ttft
         self._base_tokens -= rank.base_tokens
         self._tokens_per_s -= rank.tokens_per_s
         self._measured -= bool(rank.tokens_per_s)
@@ -332,24 +321,6 @@ class RankSpeeds:
     def mean_tokens_per_s(self) -> float | None:
         """How fast a rank computes on average; None: none was measured."""
         return self._tokens_per_s / self._measured if self._measured else None
-
-    def rate(self, slot: int) -> float | None:
-        """Return the tokens that a rank computes in a second: what time is worth in its tokens.
-
-        A rank that was not measured counts with the mean; None: none was measured.
-        """
-        rank = self.by_slot.get(slot)
-        return (rank and rank.tokens_per_s) or self.mean_tokens_per_s
-
-    def rates(self, slots: int) -> Floats | None:
-        """Return `rate` of so many slots. O(slots) after a line has changed."""
-        mean, rates = self.mean_tokens_per_s, self._rates
-        if mean is not None and (rates is None or len(rates) != slots):
-            rates = self._rates = np.full(slots, mean)
-            for slot, rank in self.by_slot.items():
-                if rank.tokens_per_s:
-                    rates[slot] = rank.tokens_per_s
-        return rates
 
     def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
         """Return how fast so many ranks are together. O(1).
@@ -400,7 +371,7 @@ class RankSpeeds:
 
     def row(self, slot: int) -> SpeedRow:
         """Return the lines of a rank as they are now."""
-        rank, rate = self.by_slot.get(slot), self.rate(slot)
+        rank, rate = self.by_slot.get(slot), self.mean_tokens_per_s
         if rank is None:
             return _UNKNOWN
         ttft, block = rank.ttft, rank.block

@@ -143,11 +143,11 @@ class KvSources:
             learnt = self._learnt(ANYWHERE, tier)
             best.offer(tier, np.where(reads, holders[-1], -1), 0.0, learnt)
 
-    def _learnt(self, domain: str, tier: int) -> tuple[Floats, Floats] | None:
-        """Return what was measured, if that is to be used; see `PullSpeeds.costs`."""
+    def _learnt(self, domain: str, tier: int) -> tuple[float, float] | None:
+        """Return what was measured, if that is to be used; see `PullSpeeds.cost`."""
         if not self._costs.are_learnt:
             return None
-        return self._speeds.costs(_path(domain, tier), self._block_size, len(self._open))
+        return self._speeds.cost(_path(domain, tier), self._block_size)
 
     def path(self, slot: int, pulled: PulledBlocks) -> PullPath | None:
         """Return what the blocks of a booked prompt move through; None: it is not known here."""
@@ -221,7 +221,7 @@ class _Best:
         self._reading = [0.0, max(0.0, 1.0 - host), max(0.0, 1.0 - disk), max(0.0, 1.0 - disk)]
 
     def offer(
-        self, tier: int, source: Slots, cost: float, learnt: tuple[Floats, Floats] | None
+        self, tier: int, source: Slots, cost: float, learnt: tuple[float, float] | None
     ) -> None:
         """Offer each rank what its source has up to a tier; -1: nothing.
 

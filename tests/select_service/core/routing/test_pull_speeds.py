@@ -135,18 +135,20 @@ def test_one_engine_that_paused_teaches_little() -> None:
     fleet = fleet_of()
     each_s = 0.25 * BLOCK * TOKEN_S
     pulls(fleet, each_s)
-    cost = speeds(fleet).costs(PullPath("", "device"), BLOCK, 2)
+    cost = speeds(fleet).cost(PullPath("", "device"), BLOCK)
     assert asks(fleet, 20).kv_source
     ends(fleet, "r20", 60.0)
-    after = speeds(fleet).costs(PullPath("", "device"), BLOCK, 2)
+    after = speeds(fleet).cost(PullPath("", "device"), BLOCK)
     assert cost is not None
     assert after is not None
-    assert (after[0] + SHARED * after[1] < 1.5 * (cost[0] + SHARED * cost[1])).all()
+    assert after[0] + SHARED * after[1] < 1.5 * (cost[0] + SHARED * cost[1])
 
 
-@pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_a_pull_takes_the_same_time_beside_engines_of_any_speed(factor: float) -> None:
-    """What computes ten times as fast, or as slow, makes no other rank pull later or not at all."""
+@pytest.mark.parametrize("factor", [0.5, 10.0])
+def test_a_pull_is_predicted_to_take_the_same_time_beside_engines_of_any_speed(
+    factor: float,
+) -> None:
+    """Its price is in blocks of a rank of mean speed, and its time is its time."""
     fleet = fleet_of()
     loads = fleet.core.partitions[DEFAULT].ledger.loads
     (slot,) = fleet.core.partitions[DEFAULT].fleet_slots.workers[1].slots.values()
@@ -155,7 +157,7 @@ def test_a_pull_takes_the_same_time_beside_engines_of_any_speed(factor: float) -
         loads.speeds.computed(slot, tokens, tokens * TOKEN_S * factor)
     each_s = 0.25 * BLOCK * TOKEN_S
     answer = pulls(fleet, each_s)
-    assert answer.kv_source, "a quarter of computing"
+    assert answer.kv_source
     expected_s = answer.effective_prefill_tokens * TOKEN_S + SHARED * each_s
     assert answer.predicted_ttft_ms == pytest.approx(expected_s * 1e3, rel=0.02)
     record = fleet.core.decisions.find(f"r{2 * SURE - 1}")
