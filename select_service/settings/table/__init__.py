@@ -38,7 +38,7 @@ from select_service.settings.table.operating import (
     DurabilitySettings,
     ObservabilitySettings,
 )
-from select_service.settings.table.placement import (
+from select_service.settings.table.selection import (
     AdmissionControlSettings,
     BookingSettings,
     CostSettings,

@@ -3,7 +3,7 @@
 from typing import Annotated, Final
 
 from indexer.limits import EventLossPolicy, RecoveryLimits, StreamLimits
-from select_service.settings.table.placement import AdmissionControlSettings
+from select_service.settings.table.selection import AdmissionControlSettings
 from select_service.settings.value_types import (
     choice,
     comma_list,

@@ -9,7 +9,7 @@ import pytest
 
 from select_service.client import text_output
 from select_service.settings.environment import ENVIRONMENT
-from select_service.settings.table.placement import CostSettings
+from select_service.settings.table.selection import CostSettings
 from select_service.types.common_fields import WEIGHT_SETTINGS
 from select_service.types.decisions import DecisionWeights
 
