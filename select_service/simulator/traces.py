@@ -327,7 +327,8 @@ def _calls(
                 if call.think_time is not None:
                     think_s = call.think_time
                 elif before is not None:
-                    think_s = max(0.0, call.t - before.t - max(0.0, before.api_time or 0.0))
+                    pause_s = call.t - before.t - max(0.0, before.api_time or 0.0)
+                    think_s = min(max(0.0, pause_s), SPAN_MAX_S)  # `in_order` refuses such times
                 yield _Context(session, number, think_s, call)
                 before = call
                 continue

@@ -112,6 +112,13 @@ def test_a_program_of_an_early_trace_says_nothing_of_scope_and_think_time() -> N
     assert len({one.session for one in read_here}) == 4, "a program without a name is one, too"
 
 
+def test_times_of_a_program_that_have_another_unit_are_refused_as_times() -> None:
+    call = {"in": 64, "out": 1, "hash_ids": [1]}
+    program = {"id": "p", "requests": [call | {"t": 0.0}, call | {"t": 1e12}]}
+    with pytest.raises(BadTrace, match="do timestamps have another unit"):
+        in_order(read("agents", [json.dumps(program).encode()], 64))
+
+
 def test_a_trace_of_agents_is_played_at_its_times_and_by_users(tmp_path: Path) -> None:
     """Calls as lines, 64 tokens a block: three programs, each call's prompt begins as the last."""
     calls = [
