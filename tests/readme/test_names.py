@@ -192,7 +192,7 @@ def test_routes_are_told_by_scope() -> None:
 def test_routes_that_refuse_bound_tokens_are_told() -> None:
     told = (DOCS / "security.md").read_text("utf-8")
     (told,) = re.findall(r"^\* \*\*Process-wide routes\*\*.*?:((?:.|\n  )*)", told, re.MULTILINE)
-    names = set(re.findall(r"`(/.*?)`", told)) - {"/console"}  # a door of its own
+    names = set(re.findall(r"`(/.*?)`", told)) - {"/console"}  # a page, not an operation
     for route in ROUTES:
         assert route.of_process is any(fnmatch(route.pattern, name) for name in names), route
     for name in names:

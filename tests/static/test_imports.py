@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-HOUSES: Final = ("indexer", "select_service")
+PACKAGES: Final = ("indexer", "select_service")
 CORE: Final = "select_service.core."
 EDGE: Final = "select_service.edge."
 
@@ -90,9 +90,9 @@ def arcs() -> Arcs:
     """
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for house in HOUSES
+        for package in PACKAGES
         for kind in ("*.py", "*.pyx")
-        for path in (ROOT / house).rglob(kind)
+        for path in (ROOT / package).rglob(kind)
     }
     found: Arcs = {}
     for module, path in paths.items():
@@ -183,19 +183,19 @@ def test_what_is_against_an_order() -> None:
 @pytest.mark.parametrize(
     ("source", "is_kernel"),
     [
-        ("from house.room import thing", False),
-        ("from house import room", False),
-        ("import house.room", False),
-        ("if TYPE_CHECKING:\n    from house.room import Thing", False),
-        ("def f():\n    from house.room import thing", False),
-        ("from house.room cimport thing", True),
-        ("from house.room import (\n    other,\n    thing,\n)", True),
+        ("from package.module import thing", False),
+        ("from package import module", False),
+        ("import package.module", False),
+        ("if TYPE_CHECKING:\n    from package.module import Thing", False),
+        ("def f():\n    from package.module import thing", False),
+        ("from package.module cimport thing", True),
+        ("from package.module import (\n    other,\n    thing,\n)", True),
     ],
 )
 def test_what_counts_as_an_import(source: str, is_kernel: bool) -> None:
-    known = {"house.room", "house"}
+    known = {"package.module", "package"}
     found = {module_of(name, known) for name in named_in(source, is_kernel=is_kernel)}
-    assert found == {"house.room"}
+    assert found == {"package.module"}
 
 
 def test_a_circle_is_found() -> None:

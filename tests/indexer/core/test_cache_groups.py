@@ -42,7 +42,7 @@ def prompt_of(blocks: int, first: int = 1) -> list[int]:
     return list(range(first, first + blocks * SIZE))
 
 
-class House:
+class Harness:
     """A stream into the real index, and one into the naive."""
 
     def __init__(self, *, knows_groups: bool = True) -> None:
@@ -103,28 +103,28 @@ def test_rules_follow_kind_window_and_block_size() -> None:
 
 
 def test_a_group_may_turn_out_to_be_another() -> None:
-    house = House()
-    house.tell(full([101, 102, 103]), side([101], sliding(1, 5)))
-    assert house.matched(prompt_of(3)) == 1
-    house.tell(side([102, 103], sliding(1, 9)))
-    assert house.matched(prompt_of(3)) == 3
-    house.tell(side([102], {"group_idx": 1, "kv_cache_spec_kind": "unknown"}))
-    assert house.matched(prompt_of(3)) == 3
-    house.tell(removed([103], group_idx=1))
-    assert house.matched(prompt_of(3)) == 3
+    harness = Harness()
+    harness.tell(full([101, 102, 103]), side([101], sliding(1, 5)))
+    assert harness.matched(prompt_of(3)) == 1
+    harness.tell(side([102, 103], sliding(1, 9)))
+    assert harness.matched(prompt_of(3)) == 3
+    harness.tell(side([102], {"group_idx": 1, "kv_cache_spec_kind": "unknown"}))
+    assert harness.matched(prompt_of(3)) == 3
+    harness.tell(removed([103], group_idx=1))
+    assert harness.matched(prompt_of(3)) == 3
 
 
 def test_a_long_batch_may_tell_of_both() -> None:
-    house = House(knows_groups=False)
-    house.tell(full([101]))
-    house.tell(full([102], 101, first=5))  # from here on the compiled path takes plain stores
+    harness = Harness(knows_groups=False)
+    harness.tell(full([101]))
+    harness.tell(full([102], 101, first=5))  # from here on the compiled path takes plain stores
     many = [full([200 + at], first=1000 + 4 * at) for at in range(40)]
-    house.tell(full([103], 102, first=9), *many, side([102], mamba(1)))
-    assert house.matched(prompt_of(3)) == 2
+    harness.tell(full([103], 102, first=9), *many, side([102], mamba(1)))
+    assert harness.matched(prompt_of(3)) == 2
     orphan = full([300], 299, first=5000)
-    house.tell(orphan)
-    house.tell(full([104], 103, first=13), orphan, side([104], mamba(1)))
-    assert house.matched(prompt_of(4)) == 4
+    harness.tell(orphan)
+    harness.tell(full([104], 103, first=13), orphan, side([104], mamba(1)))
+    assert harness.matched(prompt_of(4)) == 4
 
 
 def test_other_ranks_are_not_limited() -> None:
@@ -159,13 +159,13 @@ def test_blocks_of_all_groups_fill_the_budget() -> None:
     index.groups.store(RANK, GPU, 1, [*range(100, 105)], rule=GroupRule(1))
     assert index.room(RANK) == 2
     assert index.stats.bytes > before
-    house = House(knows_groups=False)
-    house.index = KvIndex(SIZE, limits=StreamLimits(source_blocks_max=10))
-    stream = stream_of(house.index)
+    harness = Harness(knows_groups=False)
+    harness.index = KvIndex(SIZE, limits=StreamLimits(source_blocks_max=10))
+    stream = stream_of(harness.index)
     payload = encode_batch([full([1, 2]), side([*range(100, 109)], mamba(1))])
     stream.on_live(message(0, payload), 0.0)
     assert stream.tallies.events["stored", "map", "no_room"] == 1
-    assert house.index.room(RANK) == 8
+    assert harness.index.room(RANK) == 8
 
 
 def test_there_are_not_too_many_groups() -> None:
@@ -205,7 +205,7 @@ def test_matches_are_those_of_the_naive_index(seed: int, lower: list[bool]) -> N
     specs = [sliding(1, chance.randint(1, 14)), sliding(2, chance.randint(1, 14)), mamba(3)]
     specs = chance.sample(specs, chance.randint(1, 3))
     widths = {id(spec): chance.choice([SIZE, SIZE, 2 * SIZE]) for spec in specs}
-    house = House()
+    harness = Harness()
     prompts = [prompt_of(10), prompt_of(4) + prompt_of(6, 500), prompt_of(7, 900)]
     named: dict[tuple[int, ...], int] = {}
 
@@ -224,26 +224,26 @@ def test_matches_are_those_of_the_naive_index(seed: int, lower: list[bool]) -> N
             case "full":
                 start = chance.choice([0, 0, at])
                 parent = names[start - 1] if start else None
-                if parent not in house.naive.chains[RANK]:
+                if parent not in harness.naive.chains[RANK]:
                     start, parent = 0, None  # the naive index knows no orphans
                 event = stored(names[start:], prompt[start * SIZE :], parent, **FULL)
-                house.tell(event | {"block_size": SIZE} | tier)
+                harness.tell(event | {"block_size": SIZE} | tier)
             case "side":
-                house.tell(side(some, spec, block_size=widths[id(spec)], **tier))
+                harness.tell(side(some, spec, block_size=widths[id(spec)], **tier))
             case "gone":
-                house.tell(removed([names[at]], group_idx=0, **tier))
+                harness.tell(removed([names[at]], group_idx=0, **tier))
             case "left":
                 few = chance.sample(names, 2)
-                house.tell(removed(few, group_idx=spec["group_idx"], **tier))
+                harness.tell(removed(few, group_idx=spec["group_idx"], **tier))
             case "clear" if chance.random() < 0.2:
-                house.tell(CLEARED)
+                harness.tell(CLEARED)
         for one in prompts:
-            house.row(one[: chance.randint(1, len(one) // SIZE) * SIZE])
+            harness.row(one[: chance.randint(1, len(one) // SIZE) * SIZE])
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_a_plain_rank_has_nothing_of_this(groups: int) -> None:
-    house = House(knows_groups=False)
-    house.tell(*(full([101, 102], group_idx=group) for group in range(groups)))
-    assert all(holder.limiting is None for holder in house.index._ranks.values())
-    assert not house.index.groups.limited
+    harness = Harness(knows_groups=False)
+    harness.tell(*(full([101, 102], group_idx=group) for group in range(groups)))
+    assert all(holder.limiting is None for holder in harness.index._ranks.values())
+    assert not harness.index.groups.limited

@@ -17,7 +17,7 @@ from indexer.core.index import KvIndex
 from indexer.types import WorkerRank
 from tests.indexer.core.indices import CPU, GPU, pack, rows
 from tests.indexer.core.streams import stream_of
-from tests.indexer.core.test_cache_groups import House, full, mamba, prompt_of, side, sliding
+from tests.indexer.core.test_cache_groups import Harness, full, mamba, prompt_of, side, sliding
 from tests.indexer.encoding import encode_batch, message, removed, reply
 
 RANK, OTHER = WorkerRank(1, 0), WorkerRank(2, 0)
@@ -122,12 +122,12 @@ def test_a_rank_of_a_plain_model_dumps_nothing_more() -> None:
 
 
 def test_a_stream_goes_on_where_the_process_before_it_stopped() -> None:
-    house = House()
-    house.tell(full([101, 102, 103]), side([101, 102, 103], sliding(1, 9)), side([102], mamba(2)))
-    before = house.streams[0]
+    harness = Harness()
+    harness.tell(full([101, 102, 103]), side([101, 102, 103], sliding(1, 9)), side([102], mamba(2)))
+    before = harness.streams[0]
     encoded = msgspec.msgpack.encode(before.memory())
     memory = msgspec.msgpack.decode(encoded, type=StreamMemory)
-    index = thawed(house.index, is_proven=False)
+    index = thawed(harness.index, is_proven=False)
     stream = stream_of(index)
     stream.recall(memory, 0.0)
     # removals name no kind: what group 2 is has been remembered
@@ -163,8 +163,8 @@ def test_a_replica_knows_from_the_dump_what_removals_do_not_name() -> None:
 
 
 def test_a_replay_repeats_what_was_missed_of_groups() -> None:
-    house = House()
-    stream = stream_of(house.index, has_replay=True)
+    harness = Harness()
+    stream = stream_of(harness.index, has_replay=True)
     first = encode_batch([full([101, 102, 103]), side([103], mamba(1))], ts=0.0)
     stream.on_live(message(0, first), 0.0)
     lost = encode_batch([side([102], mamba(1)), removed([103], group_idx=1)], ts=1.0)
@@ -176,4 +176,4 @@ def test_a_replay_repeats_what_was_missed_of_groups() -> None:
     while stream.is_busy:
         stream.resume(0.0)
     assert stream.kv_state == "current"
-    assert rows(house.index, *_locals(4)) == {RANK: (2, 0, 0)}
+    assert rows(harness.index, *_locals(4)) == {RANK: (2, 0, 0)}

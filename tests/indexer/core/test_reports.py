@@ -44,7 +44,7 @@ SPECS: tuple[dict[str, Any], ...] = (
 )
 
 
-class House:
+class Harness:
     """An engine's stream into the index, and into the naive one."""
 
     def __init__(self, *, reports_in_full: bool = True) -> None:
@@ -79,33 +79,33 @@ def store(names: list[int], first: int = 0, parent: int | None = None, **more: A
 
 
 def test_a_report_tells_what_was_not_known() -> None:
-    house = House()
-    house.tell(store([1, 2]))
-    house.tell(store([1, 2, 3, 4]))
-    assert house.matched(PROMPT) == 4
-    house.tell(removed([2]))
-    assert house.matched(PROMPT) == 1
+    harness = Harness()
+    harness.tell(store([1, 2]))
+    harness.tell(store([1, 2, 3, 4]))
+    assert harness.matched(PROMPT) == 4
+    harness.tell(removed([2]))
+    assert harness.matched(PROMPT) == 1
 
 
 def test_long_reports_are_no_second_blocks() -> None:
-    house, names = House(), [*range(1, 1301)]
-    house.tell(store(names))
-    house.tell(store(names))
-    house.tell(removed(names[700:]))
-    assert house.matched([*range(1300 * SIZE)]) == 700
+    harness, names = Harness(), [*range(1, 1301)]
+    harness.tell(store(names))
+    harness.tell(store(names))
+    harness.tell(removed(names[700:]))
+    assert harness.matched([*range(1300 * SIZE)]) == 700
 
 
 @pytest.mark.parametrize("tier", ["GPU", "CPU"])
 def test_another_tier_or_group_is_another_block(tier: str) -> None:
-    house = House()
+    harness = Harness()
     other: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
-    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
-    house.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
-    house.tell(store([1, 2], medium="CPU" if tier == "GPU" else "GPU", **SPECS[0]))
-    house.tell(removed([1, 2], medium="GPU", group_idx=0))
-    assert house.matched(PROMPT) == (2 if tier == "GPU" else 0), "group 2 has them still"
-    house.tell(removed([1, 2], medium="GPU", group_idx=2))
-    assert house.matched(PROMPT) == 0
+    harness.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
+    harness.tell(store([1, 2], medium=tier, **SPECS[0]), store([1, 2], medium=tier, **other))
+    harness.tell(store([1, 2], medium="CPU" if tier == "GPU" else "GPU", **SPECS[0]))
+    harness.tell(removed([1, 2], medium="GPU", group_idx=0))
+    assert harness.matched(PROMPT) == (2 if tier == "GPU" else 0), "group 2 has them still"
+    harness.tell(removed([1, 2], medium="GPU", group_idx=2))
+    assert harness.matched(PROMPT) == 0
 
 
 PROMPT = [*range(10 * SIZE)]
@@ -113,35 +113,37 @@ PROMPT = [*range(10 * SIZE)]
 
 def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
     """Whether it is a report or was computed anew: the last blocks of the window are there."""
-    house = House()
+    harness = Harness()
     both = [store([1, 2, 3, 4, 5, 6], **spec) for spec in SPECS]
-    house.tell(*both)
-    house.tell(removed([5], group_idx=1))
-    assert house.matched(PROMPT) == 4
-    house.tell(*both)
-    assert house.matched(PROMPT) == 6
-    house.tell(removed([5], group_idx=1))
-    assert house.matched(PROMPT) == 4
+    harness.tell(*both)
+    harness.tell(removed([5], group_idx=1))
+    assert harness.matched(PROMPT) == 4
+    harness.tell(*both)
+    assert harness.matched(PROMPT) == 6
+    harness.tell(removed([5], group_idx=1))
+    assert harness.matched(PROMPT) == 4
 
 
 def test_a_prompt_computed_anew_is_one_for_groups_of_smaller_blocks_too() -> None:
     """These tell of half a block more: their verdict is the other groups' all the same."""
-    house, names, fine = House(), [1, 2, 3, 4], [11, 1, 12, 2, 13, 3, 14, 4, 15]
+    harness, names, fine = Harness(), [1, 2, 3, 4], [11, 1, 12, 2, 13, 3, 14, 4, 15]
     tokens, half = PROMPT[: len(fine) * SIZE // 2], SPECS[1] | {"block_size": SIZE // 2}
     for _ in range(2):
-        house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
-        assert house.matched(PROMPT) == 4
-        house.tell(removed(fine, group_idx=1))
-    house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
-    house.tell(removed(names, group_idx=0))
-    assert house.matched(PROMPT) == 4, "it was computed three times"
+        harness.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+        assert harness.matched(PROMPT) == 4
+        harness.tell(removed(fine, group_idx=1))
+    harness.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+    harness.tell(removed(names, group_idx=0))
+    assert harness.matched(PROMPT) == 4, "it was computed three times"
 
 
 def test_keys_of_smaller_blocks_are_not_those_of_the_partitions() -> None:
-    house, keys = House(), [None, None, None, [7]]
+    harness, keys = Harness(), [None, None, None, [7]]
     half = SPECS[1] | {"block_size": SIZE // 2, "extra_keys": keys}
-    house.tell(stored([11, 1, 12, 2], PROMPT[: 2 * SIZE], None, **half), store([1, 2], **SPECS[0]))
-    assert house.matched(PROMPT) == 2
+    harness.tell(
+        stored([11, 1, 12, 2], PROMPT[: 2 * SIZE], None, **half), store([1, 2], **SPECS[0])
+    )
+    assert harness.matched(PROMPT) == 2
 
 
 def _stream(index: KvIndex) -> EventStream:

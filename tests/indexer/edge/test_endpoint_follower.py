@@ -13,7 +13,7 @@ from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
 from indexer.errors import EndpointRefused
 from indexer.types import EgressSettings, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, SCOPE, House, batch, housed
+from tests.indexer.edge.harness import IMPATIENT, SCOPE, Harness, batch, with_harness
 
 DENIED = ["169.254.169.254"]
 
@@ -25,28 +25,28 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """A house whose engines are known by name."""
+    """A harness whose engines are known by name."""
 
-    def __init__(self, house: House, **names: list[str]) -> None:
-        self.house = house
+    def __init__(self, harness: Harness, **names: list[str]) -> None:
+        self.harness = harness
         self.names = names
         self.asked = 0
         self.refused: list[EndpointRefused] = []
         self.addresses = Addresses(
             replace(EgressSettings(), lookup_cache_s=0.0), look_up=self._look_up
         )
-        house.look_up_at(self.addresses)
-        house.listeners._on_refused = lambda _, error: self.refused.append(error)
+        harness.look_up_at(self.addresses)
+        harness.listeners._on_refused = lambda _, error: self.refused.append(error)
 
     def _look_up(self, host: str) -> list[str]:
         self.asked += 1
         return self.names[host]
 
     def follow(self, endpoint: str, replay: str | None = None) -> Any:
-        stream = self.house.registry.open_stream(
+        stream = self.harness.registry.open_stream(
             SCOPE, WorkerRank(1, 0), worker_ranks=range(1), has_replay=replay is not None
         )
-        self.house.listeners.start(stream, endpoint, replay)
+        self.harness.listeners.start(stream, endpoint, replay)
         return stream
 
 
@@ -54,78 +54,78 @@ def named(endpoint: str, name: str = "engine") -> str:
     return endpoint.replace("127.0.0.1", name)
 
 
-@housed()
-async def test_a_name_is_followed_and_asked_for_replays(house: House) -> None:
-    scene = Scene(house, engine=["127.0.0.1"])
-    engine = house.engine()
+@with_harness()
+async def test_a_name_is_followed_and_asked_for_replays(harness: Harness) -> None:
+    scene = Scene(harness, engine=["127.0.0.1"])
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
-    await house.until(engine.has_subscriber)
-    await house.mend_a_gap(engine, stream)
+    await harness.until(engine.has_subscriber)
+    await harness.mend_a_gap(engine, stream)
 
 
-@housed()
-async def test_a_name_that_leads_nowhere_is_asked_for_again(house: House) -> None:
-    scene = Scene(house, engine=[])
-    engine = house.engine()
+@with_harness()
+async def test_a_name_that_leads_nowhere_is_asked_for_again(harness: Harness) -> None:
+    scene = Scene(harness, engine=[])
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint))
-    await house.until(lambda: scene.asked > 1)
+    await harness.until(lambda: scene.asked > 1)
     scene.names["engine"] = ["127.0.0.1"]
-    await house.until(engine.has_subscriber)
+    await harness.until(engine.has_subscriber)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
+    await harness.until(lambda: harness.holds(stream, 0))
     assert not scene.refused
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
-@housed()
-async def test_a_name_that_leads_where_nobody_may_go(house: House, is_replay: bool) -> None:
-    scene = Scene(house, engine=["127.0.0.1"], bad=DENIED)
-    engine = house.engine()
+@with_harness()
+async def test_a_name_that_leads_where_nobody_may_go(harness: Harness, is_replay: bool) -> None:
+    scene = Scene(harness, engine=["127.0.0.1"], bad=DENIED)
+    engine = harness.engine()
     ends = [named(engine.endpoint), named(engine.replay_endpoint)]
     ends[is_replay] = ends[is_replay].replace("engine", "bad")
     scene.follow(*ends)
-    await house.until(lambda: scene.refused)
+    await harness.until(lambda: scene.refused)
     assert scene.addresses.refused["resolved"] >= 1
     assert "bad" in str(scene.refused[0])
 
 
-@housed()
-async def test_a_name_that_turns_elsewhere_is_not_followed_there(house: House) -> None:
-    scene = Scene(house, engine=["127.0.0.1"])
-    engine = house.engine()
+@with_harness()
+async def test_a_name_that_turns_elsewhere_is_not_followed_there(harness: Harness) -> None:
+    scene = Scene(harness, engine=["127.0.0.1"])
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint))
-    await house.until(engine.has_subscriber)
+    await harness.until(engine.has_subscriber)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
+    await harness.until(lambda: harness.holds(stream, 0))
     scene.names["engine"] = DENIED
-    ports = house.end(engine)
-    await house.until(lambda: scene.addresses.refused["resolved"] > 1)
-    heir = await house.reborn(ports)  # where the name led before, and leads no more
+    ports = harness.end(engine)
+    await harness.until(lambda: scene.addresses.refused["resolved"] > 1)
+    heir = await harness.reborn(ports)  # where the name led before, and leads no more
     assert not scene.refused, "it was an engine once: it stays, and is asked for again"
     scene.names["engine"] = ["127.0.0.1"]
-    await house.until(heir.has_subscriber)
+    await harness.until(heir.has_subscriber)
     heir.publish(batch(7, ts=1_000.0))
-    await house.until(lambda: house.holds(stream, 7))
+    await harness.until(lambda: harness.holds(stream, 7))
 
 
-@housed()
-async def test_an_engine_that_moves_is_found_again(house: House) -> None:
-    scene = Scene(house, engine=["127.0.0.3"])  # nobody is there
-    engine = house.engine()
+@with_harness()
+async def test_an_engine_that_moves_is_found_again(harness: Harness) -> None:
+    scene = Scene(harness, engine=["127.0.0.3"])  # nobody is there
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint))
-    await house.until(lambda: scene.asked > 1)
+    await harness.until(lambda: scene.asked > 1)
     scene.names["engine"] = ["127.0.0.1"]
-    await house.until(engine.has_subscriber)
+    await harness.until(engine.has_subscriber)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
+    await harness.until(lambda: harness.holds(stream, 0))
 
 
-@housed()
-async def test_one_that_is_stopped_is_followed_no_more(house: House) -> None:
-    scene = Scene(house, engine=[])
+@with_harness()
+async def test_one_that_is_stopped_is_followed_no_more(harness: Harness) -> None:
+    scene = Scene(harness, engine=[])
     stream = scene.follow("tcp://engine:1")
-    house.registry.close_stream(stream)
-    house.listeners.stop(stream)
+    harness.registry.close_stream(stream)
+    harness.listeners.stop(stream)
     asked = scene.asked
     await asyncio.sleep(0.05)
     assert scene.asked <= asked + 1
@@ -136,45 +136,45 @@ async def test_one_that_is_stopped_is_followed_no_more(house: House) -> None:
 DEAD, ALIVE, OTHER = "127.0.0.2", "127.0.0.1", "127.0.0.3"
 
 
-@housed()
-async def test_a_dead_first_address_makes_nobody_deaf(house: House) -> None:
-    scene = Scene(house, engine=[DEAD, ALIVE])
-    engine = house.engine()
+@with_harness()
+async def test_a_dead_first_address_makes_nobody_deaf(harness: Harness) -> None:
+    scene = Scene(harness, engine=[DEAD, ALIVE])
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
-    await house.until(engine.has_subscriber)
-    await house.mend_a_gap(engine, stream)
+    await harness.until(engine.has_subscriber)
+    await harness.mend_a_gap(engine, stream)
 
 
-@housed()
-async def test_when_the_living_one_dies_another_is_found(house: House) -> None:
-    scene = Scene(house, engine=[DEAD, ALIVE, OTHER])
-    engine = house.engine()
+@with_harness()
+async def test_when_the_living_one_dies_another_is_found(harness: Harness) -> None:
+    scene = Scene(harness, engine=[DEAD, ALIVE, OTHER])
+    engine = harness.engine()
     stream = scene.follow(named(engine.endpoint))
     for number, host in enumerate((OTHER, ALIVE, DEAD)):
-        await house.until(engine.has_subscriber)
+        await harness.until(engine.has_subscriber)
         engine.publish(batch(number, ts=1_000.0 * number))
-        await house.until(lambda: house.holds(stream, number))
-        engine = await house.reborn(house.end(engine), host)
+        await harness.until(lambda: harness.holds(stream, number))
+        engine = await harness.reborn(harness.end(engine), host)
 
 
-@housed()
-async def test_who_accepts_connections_and_is_no_engine_is_left(house: House) -> None:
-    scene = Scene(house, engine=[DEAD, ALIVE])
-    engine = house.engine()
+@with_harness()
+async def test_who_accepts_connections_and_is_no_engine_is_left(harness: Harness) -> None:
+    scene = Scene(harness, engine=[DEAD, ALIVE])
+    engine = harness.engine()
     with socket.create_server((DEAD, engine.ports[0])):  # nothing is ever said there
         stream = scene.follow(named(engine.endpoint))
-        await house.until(engine.has_subscriber)
+        await harness.until(engine.has_subscriber)
         engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
+        await harness.until(lambda: harness.holds(stream, 0))
 
 
-@housed(IMPATIENT)
-async def test_a_mute_replay_endpoint_is_followed_by_another_address(house: House) -> None:
-    scene = Scene(house, engine=[ALIVE], replays=[DEAD, ALIVE])
-    engine = house.engine()
+@with_harness(IMPATIENT)
+async def test_a_mute_replay_endpoint_is_followed_by_another_address(harness: Harness) -> None:
+    scene = Scene(harness, engine=[ALIVE], replays=[DEAD, ALIVE])
+    engine = harness.engine()
     with socket.create_server((DEAD, engine.ports[1])) as mute:
         stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint, "replays"))
-        await house.until(engine.has_subscriber)
-        await house.mend_a_gap(engine, stream)
+        await harness.until(engine.has_subscriber)
+        await harness.mend_a_gap(engine, stream)
         mute.setblocking(False)
         mute.accept()[0].close()

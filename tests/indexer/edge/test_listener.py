@@ -12,94 +12,94 @@ from msgspec.structs import replace
 from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed
+from tests.indexer.edge.harness import IMPATIENT, LIMITS, SCOPE, Harness, batch, with_harness
 from tests.indexer.encoding import encode_batch, stored
 
 
-@housed()
-async def test_a_flood_loses_nothing(house: House) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine, replay=False)
+@with_harness()
+async def test_a_flood_loses_nothing(harness: Harness) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine, replay=False)
     for number in range(25_000):
         engine.publish(batch(number % 500, ts=number))
-    await house.until(lambda: stream.cursor.last == 24_999)
+    await harness.until(lambda: stream.cursor.last == 24_999)
     assert stream.tallies.batches == 25_000
     assert stream.lost_batches == 0
 
 
-@housed()
-async def test_a_gap_is_mended_over_the_wire(house: House) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
+@with_harness()
+async def test_a_gap_is_mended_over_the_wire(harness: Harness) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     engine.publish(batch(0))
     for number in range(1, 3_000):
         engine.publish(batch(number), is_lost=True)
     engine.publish(batch(3_000))
-    await house.until(lambda: stream.cursor.last == 3_000)
+    await harness.until(lambda: stream.cursor.last == 3_000)
     assert stream.kv_state == "current"
     assert stream.tallies.replays == {"complete": 1}
     assert engine.requests == [0]
 
 
 @pytest.mark.parametrize("replay", [False, True])
-@housed()
-async def test_an_engine_restarts_on_the_same_ports(house: House, replay: bool) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine, replay=replay)
+@with_harness()
+async def test_an_engine_restarts_on_the_same_ports(harness: Harness, replay: bool) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine, replay=replay)
     for number in range(5):
         engine.publish(batch(number))
-    await house.until(lambda: stream.cursor.last == 4)
-    heir = await house.reborn(house.end(engine))
-    await house.until(heir.has_subscriber)
+    await harness.until(lambda: stream.cursor.last == 4)
+    heir = await harness.reborn(harness.end(engine))
+    await harness.until(heir.has_subscriber)
     heir.publish(batch(7, ts=1_000.0))
-    await house.until(lambda: house.holds(stream, 7))
-    assert not any(house.holds(stream, number) for number in range(5))
+    await harness.until(lambda: harness.holds(stream, 7))
+    assert not any(harness.holds(stream, number) for number in range(5))
     assert stream.tallies.restarts + stream.tallies.hidden_restarts == 1
-    assert house.listeners.is_connected(stream)
+    assert harness.listeners.is_connected(stream)
 
 
-@housed()
-async def test_a_restart_whose_numbers_go_on_without_a_seam(house: House) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
+@with_harness()
+async def test_a_restart_whose_numbers_go_on_without_a_seam(harness: Harness) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     for number in range(3):
         engine.publish(batch(number))
-    await house.until(lambda: stream.cursor.last == 2)
-    heir = await house.reborn(house.end(engine))
+    await harness.until(lambda: stream.cursor.last == 2)
+    heir = await harness.reborn(harness.end(engine))
     for number in range(3):
         heir.publish(batch(10 + number))
-    await house.until(heir.has_subscriber)
+    await harness.until(heir.has_subscriber)
     heir.publish(batch(13))  # number 3, the very one that was expected
-    await house.until(lambda: house.holds(stream, 13))
-    assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
+    await harness.until(lambda: harness.holds(stream, 13))
+    assert [n for n in range(14) if harness.holds(stream, n)] == [10, 11, 12, 13]
     assert stream.tallies.hidden_restarts == 1
 
 
-@housed(replace(IMPATIENT, poll_after_s=0.1, replay_backoff_s=0.2))
-async def test_a_restart_after_long_pauses_between_replays(house: House) -> None:
+@with_harness(replace(IMPATIENT, poll_after_s=0.1, replay_backoff_s=0.2))
+async def test_a_restart_after_long_pauses_between_replays(harness: Harness) -> None:
     """An engine was away for long, and one comes whose numbers go on from those of the old one."""
-    engine = house.engine()
-    stream = await house.follow(engine)
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     for number in range(3):
         engine.publish(batch(number))
-    await house.until(lambda: stream.cursor.last == 2)
-    ports = house.end(engine)
-    await house.until(lambda: stream._backoff_s)  # nobody answers
+    await harness.until(lambda: stream.cursor.last == 2)
+    ports = harness.end(engine)
+    await harness.until(lambda: stream._backoff_s)  # nobody answers
     stream._ask_after += 3_600.0  # as after many of them
-    heir = await house.reborn(ports)
+    heir = await harness.reborn(ports)
     for number in range(3):
         heir.publish(batch(10 + number))
-    await house.until(heir.has_subscriber)
+    await harness.until(heir.has_subscriber)
     heir.publish(batch(13))  # number 3, the very one that was expected
-    await house.until(lambda: house.holds(stream, 12))
-    assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
+    await harness.until(lambda: harness.holds(stream, 12))
+    assert [n for n in range(14) if harness.holds(stream, n)] == [10, 11, 12, 13]
 
 
-@housed()
-async def test_a_port_that_spoke_another_protocol_for_a_while(house: House) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
-    ports = house.end(engine)
+@with_harness()
+async def test_a_port_that_spoke_another_protocol_for_a_while(harness: Harness) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine)
+    ports = harness.end(engine)
     visits = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,56 +117,56 @@ async def test_a_port_that_spoke_another_protocol_for_a_while(house: House) -> N
                 await asyncio.sleep(0.005)
 
     server = await listen()
-    await house.until(lambda: visits)
+    await harness.until(lambda: visits)
     server.close()
     await server.wait_closed()
-    heir = await house.reborn(ports)
-    await house.until(heir.has_subscriber)
+    heir = await harness.reborn(ports)
+    await harness.until(heir.has_subscriber)
     heir.publish(batch(1))
-    await house.until(lambda: house.holds(stream, 1))
+    await harness.until(lambda: harness.holds(stream, 1))
 
 
-@housed(IMPATIENT)
-async def test_a_mute_replay_endpoint_does_not_stop_live_events(house: House) -> None:
-    engine = house.engine()
+@with_harness(IMPATIENT)
+async def test_a_mute_replay_endpoint_does_not_stop_live_events(harness: Harness) -> None:
+    engine = harness.engine()
     engine.is_mute = True
-    stream = await house.follow(engine)
+    stream = await harness.follow(engine)
     engine.publish(batch(0))
     engine.publish(batch(1), is_lost=True)
     engine.publish(batch(2))
-    await house.until(lambda: house.holds(stream, 2))
+    await harness.until(lambda: harness.holds(stream, 2))
     assert stream.kv_state == "uncertain"
     engine.publish(batch(3))
-    await house.until(lambda: house.holds(stream, 3))
+    await harness.until(lambda: harness.holds(stream, 3))
     assert stream.tallies.replays == {"silent": 1}
 
 
-@housed(replace(LIMITS, poll_after_s=0.05))
-async def test_the_last_batches_are_asked_for_after_silence(house: House) -> None:
-    engine = house.engine()
+@with_harness(replace(LIMITS, poll_after_s=0.05))
+async def test_the_last_batches_are_asked_for_after_silence(harness: Harness) -> None:
+    engine = harness.engine()
     engine.publish(batch(0))
-    stream = await house.follow(engine)
-    await house.until(lambda: house.holds(stream, 0))
+    stream = await harness.follow(engine)
+    await harness.until(lambda: harness.holds(stream, 0))
     engine.publish(batch(1), is_lost=True)
-    await house.until(lambda: house.holds(stream, 1))
+    await harness.until(lambda: harness.holds(stream, 1))
     assert stream.kv_state == "current"
 
 
-@housed(replace(LIMITS, poll_after_s=3_600.0))
-async def test_the_past_of_an_idle_engine_needs_no_poll(house: House) -> None:
-    engine = house.engine()
+@with_harness(replace(LIMITS, poll_after_s=3_600.0))
+async def test_the_past_of_an_idle_engine_needs_no_poll(harness: Harness) -> None:
+    engine = harness.engine()
     for number in range(3):
         engine.publish(batch(number))  # nobody listens yet
-    stream = await house.follow(engine)
-    await house.until(lambda: house.holds(stream, 2))
-    await house.until(lambda: not stream.awaits_past)  # the mark of the end comes behind them
+    stream = await harness.follow(engine)
+    await harness.until(lambda: harness.holds(stream, 2))
+    await harness.until(lambda: not stream.awaits_past)  # the mark of the end comes behind them
 
 
-@housed(StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+@with_harness(StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
 async def test_a_tick_of_many_streams_gives_way(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = [await house.follow(house.engine(), worker) for worker in range(5)]
+    streams = [await harness.follow(harness.engine(), worker) for worker in range(5)]
     turns = 0
     seen: dict[WorkerRank, int] = {}
 
@@ -180,21 +180,21 @@ async def test_a_tick_of_many_streams_gives_way(
         monkeypatch.setattr(
             stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
         )
-    house.listeners.look_at_all()
+    harness.listeners.look_at_all()
     counting = asyncio.create_task(count_turns())
-    await house.until(lambda: len(seen) == len(streams))
+    await harness.until(lambda: len(seen) == len(streams))
     counting.cancel()
     assert len(set(seen.values())) == len(streams), "each in a turn of its own"
 
 
-@housed()
+@with_harness()
 async def test_streams_that_rest_are_not_looked_at(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the one whose replay runs at every tick, and all of them when the limits change."""
-    limits = house.registry.limits
-    engines = [house.engine() for _ in range(4)]
-    streams = [await house.follow(engine, worker) for worker, engine in enumerate(engines)]
+    limits = harness.registry.limits
+    engines = [harness.engine() for _ in range(4)]
+    streams = [await harness.follow(engine, worker) for worker, engine in enumerate(engines)]
     looks: list[EventStream] = []
     true_look = EventStream.on_timer
 
@@ -203,106 +203,106 @@ async def test_streams_that_rest_are_not_looked_at(
         true_look(stream, now, may_poll=may_poll)
 
     monkeypatch.setattr(EventStream, "on_timer", look)
-    await house.until(lambda: not house.listeners._schedule._always)
+    await harness.until(lambda: not harness.listeners._schedule._always)
     looks.clear()
     serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
     engines[0].publish(batch(0), is_lost=True)
     engines[0].publish(batch(1))  # a gap, and nobody answers yet
-    await house.until(lambda: len(looks) > 10)
+    await harness.until(lambda: len(looks) > 10)
     assert set(looks) == {streams[0]}
     engines[0].serve = serve  # type: ignore[method-assign]
-    await house.until(lambda: house.holds(streams[0], 1))
-    await house.until(lambda: not house.listeners._schedule._always)
+    await harness.until(lambda: harness.holds(streams[0], 1))
+    await harness.until(lambda: not harness.listeners._schedule._always)
     looks.clear()
     limits.poll_after_s = 0.01  # as a reload does
-    house.listeners.look_at_all()
-    await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
-    house.listeners._schedule.check()
+    harness.listeners.look_at_all()
+    await harness.until(lambda: all(looks.count(stream) > 2 for stream in streams))
+    harness.listeners._schedule.check()
 
 
-@housed()
-async def test_what_somebody_else_has_a_stream_ask_is_asked(house: House) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
+@with_harness()
+async def test_what_somebody_else_has_a_stream_ask_is_asked(harness: Harness) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
-    await house.until(lambda: not house.listeners._schedule._always)
-    assert stream.reread(house.listeners._clock()) == "asked"
-    house.listeners.look_at(stream)
-    await house.until(lambda: stream.tallies.replays == {"complete": 1})
-    house.listeners.stop(stream)
-    house.listeners.look_at(stream)  # too late, and no harm
-    house.listeners._schedule.check()
+    await harness.until(lambda: harness.holds(stream, 0))
+    await harness.until(lambda: not harness.listeners._schedule._always)
+    assert stream.reread(harness.listeners._clock()) == "asked"
+    harness.listeners.look_at(stream)
+    await harness.until(lambda: stream.tallies.replays == {"complete": 1})
+    harness.listeners.stop(stream)
+    harness.listeners.look_at(stream)  # too late, and no harm
+    harness.listeners._schedule.check()
 
 
-@housed()
-async def test_a_long_batch_gives_way(house: House) -> None:
-    engine, other = house.engine(), house.engine()
-    stream = await house.follow(engine)
-    neighbour = await house.follow(other, worker=2)
+@with_harness()
+async def test_a_long_batch_gives_way(harness: Harness) -> None:
+    engine, other = harness.engine(), harness.engine()
+    stream = await harness.follow(engine)
+    neighbour = await harness.follow(other, worker=2)
     many = list(range(1, 4_001))
     engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
     other.publish(batch(0))
-    await house.until(lambda: stream.tallies.blocks_stored == 4_000)
-    await house.until(lambda: house.holds(neighbour, 0))
+    await harness.until(lambda: stream.tallies.blocks_stored == 4_000)
+    await harness.until(lambda: harness.holds(neighbour, 0))
 
 
-@housed()
-async def test_many_workers_take_no_thread_each(house: House) -> None:
-    engine = house.engine()
+@with_harness()
+async def test_many_workers_take_no_thread_each(harness: Harness) -> None:
+    engine = harness.engine()
     before = threading.active_count()
     streams = [
-        house.registry.open_stream(
+        harness.registry.open_stream(
             SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=False
         )
         for worker in range(100)
     ]
     for stream in streams:
-        house.listeners.start(stream, engine.endpoint, None)
+        harness.listeners.start(stream, engine.endpoint, None)
     assert threading.active_count() <= before  # one of an earlier test may have ended
     assert len(asyncio.all_tasks()) == 1
-    await house.until(engine.has_subscriber)
+    await harness.until(engine.has_subscriber)
     number = 0
-    while not all(house.holds(stream, 0) for stream in streams):
+    while not all(harness.holds(stream, 0) for stream in streams):
         engine.publish(batch(0, ts=number))
         number += 1
         await asyncio.sleep(0.01)
 
 
-@housed()
-async def test_stop_forgets_and_may_be_repeated(house: House) -> None:
-    engine = house.engine()
+@with_harness()
+async def test_stop_forgets_and_may_be_repeated(harness: Harness) -> None:
+    engine = harness.engine()
     engine.is_mute = True
-    stream = await house.follow(engine)
+    stream = await harness.follow(engine)
     engine.publish(batch(4))
     engine.publish(batch(5), is_lost=True)
     engine.publish(batch(6))
-    await house.until(lambda: stream.request is not None)
+    await harness.until(lambda: stream.request is not None)
     engine.publish(batch(7))
-    house.registry.close_stream(stream)
-    house.listeners.stop(stream)
-    house.listeners.stop(stream)
-    assert len(house.listeners) == 0
-    assert not house.holds(stream, 4)
+    harness.registry.close_stream(stream)
+    harness.listeners.stop(stream)
+    harness.listeners.stop(stream)
+    assert len(harness.listeners) == 0
+    assert not harness.holds(stream, 4)
     await asyncio.sleep(0)
 
 
-@housed()
-async def test_what_libzmq_refuses(house: House) -> None:
-    stream = house.registry.open_stream(
+@with_harness()
+async def test_what_libzmq_refuses(harness: Harness) -> None:
+    stream = harness.registry.open_stream(
         SCOPE, WorkerRank(1, 0), worker_ranks=range(1), has_replay=True
     )
     with pytest.raises(EndpointRefused, match="tcp://"):
-        house.listeners.start(stream, "tcp://*:5557", None)
+        harness.listeners.start(stream, "tcp://*:5557", None)
     with pytest.raises(EndpointRefused):
-        house.listeners.start(stream, "tcp://127.0.0.1:1", "tcp://*:5558")
-    assert len(house.listeners) == 0
+        harness.listeners.start(stream, "tcp://127.0.0.1:1", "tcp://*:5558")
+    assert len(harness.listeners) == 0
 
 
-@housed()
-async def test_a_bug_costs_one_message(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine, replay=False)
+@with_harness()
+async def test_a_bug_costs_one_message(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = harness.engine()
+    stream = await harness.follow(engine, replay=False)
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
 
@@ -313,20 +313,20 @@ async def test_a_bug_costs_one_message(house: House, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stream, "hear", broken)
     engine.publish(batch(0))
     engine.publish(batch(1))
-    await house.until(lambda: house.holds(stream, 1))
-    assert house.listeners.faults == 1
+    await harness.until(lambda: harness.holds(stream, 1))
+    assert harness.listeners.faults == 1
     assert str(told[0]["exception"]) == "a bug"
-    house.listeners.faults = 0
+    harness.listeners.faults = 0
 
 
-@housed()
+@with_harness()
 async def test_a_bug_in_writing_costs_one_batch(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine, replay=False)
+    engine = harness.engine()
+    stream = await harness.follow(engine, replay=False)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    true_store = house.index.store
+    true_store = harness.index.store
 
     def broken(
         rank: WorkerRank, tier: Any, parent: Any, hashes: Any, *rest: Any, **more: Any
@@ -335,45 +335,47 @@ async def test_a_bug_in_writing_costs_one_batch(
             raise RuntimeError("a bug")
         return true_store(rank, tier, parent, hashes, *rest, **more)
 
-    monkeypatch.setattr(house.index, "store", broken)
+    monkeypatch.setattr(harness.index, "store", broken)
     many = list(range(1, 4_001))
     engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
     engine.publish(batch(5_000))
-    await house.until(lambda: house.holds(stream, 5_000))
-    assert house.listeners.faults == 1
+    await harness.until(lambda: harness.holds(stream, 5_000))
+    assert harness.listeners.faults == 1
     assert stream.kv_state == "uncertain"
-    house.listeners.faults = 0
+    harness.listeners.faults = 0
 
 
-@housed(IMPATIENT)
+@with_harness(IMPATIENT)
 async def test_a_socket_in_trouble_does_not_silence_the_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = [house.engine(), house.engine()]
-    first, second = [await house.follow(engine, worker) for worker, engine in enumerate(engines, 1)]
+    engines = [harness.engine(), harness.engine()]
+    first, second = [
+        await harness.follow(engine, worker) for worker, engine in enumerate(engines, 1)
+    ]
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    true_ask = house.listeners._sockets.ask_replay
+    true_ask = harness.listeners._sockets.ask_replay
 
     def refuse_once(endpoint: str, start: int, key: str | None) -> None:
-        monkeypatch.setattr(house.listeners._sockets, "ask_replay", true_ask)
+        monkeypatch.setattr(harness.listeners._sockets, "ask_replay", true_ask)
         raise OSError("no space left for another watch")
 
-    monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse_once)
+    monkeypatch.setattr(harness.listeners._sockets, "ask_replay", refuse_once)
     engines[0].publish(batch(3), is_lost=True)
     engines[0].publish(batch(4))
-    await house.until(lambda: house.listeners.faults == 1)
-    house.listeners.faults = 0
+    await harness.until(lambda: harness.listeners.faults == 1)
+    harness.listeners.faults = 0
     engines[1].publish(batch(5))
-    await house.until(lambda: house.holds(second, 5))
+    await harness.until(lambda: harness.holds(second, 5))
     engines[0].publish(batch(6))
-    await house.until(lambda: house.holds(first, 6))
+    await harness.until(lambda: harness.holds(first, 6))
 
 
-@housed()
+@with_harness()
 async def test_a_bug_in_a_tick_does_not_end_the_ticks(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await house.follow(house.engine())
+    stream = await harness.follow(harness.engine())
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     ticks: list[float] = []
 
@@ -384,51 +386,51 @@ async def test_a_bug_in_a_tick_does_not_end_the_ticks(
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(stream, "on_timer", broken)
-    house.listeners.look_at_all()
-    await house.until(lambda: len(ticks) > 1)
-    assert house.listeners.faults == 1
-    house.listeners.faults = 0
+    harness.listeners.look_at_all()
+    await harness.until(lambda: len(ticks) > 1)
+    assert harness.listeners.faults == 1
+    harness.listeners.faults = 0
 
 
-@housed(IMPATIENT)
+@with_harness(IMPATIENT)
 async def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
+    engine = harness.engine()
+    stream = await harness.follow(engine)
 
     def refuse(endpoint: str, start: int, key: str | None) -> None:
         raise EndpointRefused(endpoint, "too many open files")
 
-    monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse)
+    monkeypatch.setattr(harness.listeners._sockets, "ask_replay", refuse)
     engine.publish(batch(3), is_lost=True)
     engine.publish(batch(4))
-    await house.until(lambda: house.holds(stream, 4))
+    await harness.until(lambda: harness.holds(stream, 4))
     assert stream.tallies.replays == {"silent": 1}
 
 
-@housed()
+@with_harness()
 async def test_a_held_socket_lets_the_loop_rest(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = house.engine()
-    stream = await house.follow(engine)
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     told: list[Any] = []
-    on_readable = house.listeners._on_readable
+    on_readable = harness.listeners._on_readable
 
     def note(feed: Any) -> None:
         told.append(feed)
         on_readable(feed)
 
-    monkeypatch.setattr(house.listeners, "_on_readable", note)
+    monkeypatch.setattr(harness.listeners, "_on_readable", note)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
-    house.listeners.hold(stream)
+    await harness.until(lambda: harness.holds(stream, 0))
+    harness.listeners.hold(stream)
     told.clear()
     engine.publish(batch(1))
-    await house.until(lambda: not house.listeners._feeds[id(stream)].is_watched)
+    await harness.until(lambda: not harness.listeners._feeds[id(stream)].is_watched)
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(told) <= 1, "not again until it is released"
-    house.listeners.release(stream)
-    await house.until(lambda: house.holds(stream, 1))
+    harness.listeners.release(stream)
+    await harness.until(lambda: harness.holds(stream, 1))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from indexer.core.stream import EventStream
 from indexer.edge.listener import Listeners
 from tests.indexer.edge.fake_engine import FakeEngine
-from tests.indexer.edge.house import IMPATIENT, House, batch, housed
+from tests.indexer.edge.harness import IMPATIENT, Harness, batch, with_harness
 from tests.wait import PATIENCE_S
 
 BATCHES = 300
@@ -32,41 +32,41 @@ class Clock:
         return self.now
 
 
-async def asked(house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> EventStream:
+async def asked(harness: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> EventStream:
     """A stream that has just asked for a gap; the engine knows nothing of it yet."""
-    monkeypatch.setattr(house.listeners, "_clock", clock)
-    engine = house.engine()
-    stream = await house.follow(engine)
+    monkeypatch.setattr(harness.listeners, "_clock", clock)
+    engine = harness.engine()
+    stream = await harness.follow(engine)
     engine.publish(batch(0))
-    await house.until(lambda: house.holds(stream, 0))
+    await harness.until(lambda: harness.holds(stream, 0))
     serve, engine.serve = engine.serve, lambda: None  # type: ignore[method-assign]
     for number in range(1, BATCHES):
         engine.publish(batch(number), is_lost=True)
     engine.publish(batch(BATCHES))
-    await house.until(lambda: stream.request is not None)
+    await harness.until(lambda: stream.request is not None)
     engine.serve = serve  # type: ignore[method-assign]
-    tick(house)  # the next one is due after `tick_s`, by the clock that stands still
+    tick(harness)  # the next one is due after `tick_s`, by the clock that stands still
     return stream
 
 
-def tick(house: House) -> None:
+def tick(harness: Harness) -> None:
     """Let the listeners look for silence before their loop looks at any socket."""
-    handle = house.listeners._tick_handle
+    handle = harness.listeners._tick_handle
     assert handle is not None
     handle.cancel()
-    house.listeners._tick()
+    harness.listeners._tick()
 
 
-def deliver(house: House, engine: FakeEngine, stream: EventStream) -> None:
+def deliver(harness: Harness, engine: FakeEngine, stream: EventStream) -> None:
     """Have the engine answer, and the answer wait in the listener's socket."""
     assert engine.router.poll(round(PATIENCE_S * 1000))
     engine.serve()
-    let_wait(house, stream)
+    let_wait(harness, stream)
 
 
-def let_wait(house: House, stream: EventStream) -> None:
+def let_wait(harness: Harness, stream: EventStream) -> None:
     """Let some of the answer come, as long as it is not complete: its transport takes real time."""
-    dealer = house.listeners._feeds[id(stream)].dealer
+    dealer = harness.listeners._feeds[id(stream)].dealer
     assert dealer is None or dealer._socket.poll(round(PATIENCE_S * 1000)) == zmq.POLLIN
 
 
@@ -75,48 +75,48 @@ def clock() -> Clock:
     return Clock()
 
 
-@housed(LIMITS)
+@with_harness(LIMITS)
 async def test_what_waits_unread_is_no_silence(
-    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await asked(house, clock, monkeypatch)
-    (engine,) = house.engines
+    stream = await asked(harness, clock, monkeypatch)
+    (engine,) = harness.engines
     request = stream.request
-    deliver(house, engine, stream)
+    deliver(harness, engine, stream)
     for _ in range(8):  # the sockets do not get their turn, the ticks come on time
-        let_wait(house, stream)
+        let_wait(harness, stream)
         clock.now += LIMITS.tick_s
-        tick(house)
+        tick(harness)
         assert stream.request in (request, None)
-    await house.until(lambda: stream.cursor.last == BATCHES)
+    await harness.until(lambda: stream.cursor.last == BATCHES)
     assert stream.kv_state == "current"
     assert stream.tallies.replays == {"complete": 1}
     assert engine.requests == [0]
 
 
-@housed(LIMITS)
+@with_harness(LIMITS)
 async def test_time_in_which_the_process_stood_still_is_no_silence(
-    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await asked(house, clock, monkeypatch)
-    (engine,) = house.engines
+    stream = await asked(harness, clock, monkeypatch)
+    (engine,) = harness.engines
     request = stream.request
     clock.now += LIMITS.tick_s + 20 * SILENCE_S
-    tick(house)
+    tick(harness)
     assert stream.request is request, "neither asked again nor given up"
-    await house.until(lambda: stream.cursor.last == BATCHES)
+    await harness.until(lambda: stream.cursor.last == BATCHES)
     assert engine.requests == [0]
 
 
-@housed(LIMITS)
+@with_harness(LIMITS)
 async def test_a_mute_endpoint_is_given_up_by_one_who_listens(
-    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await asked(house, clock, monkeypatch)
+    stream = await asked(harness, clock, monkeypatch)
     ticks = 0
     while stream.request is not None:
         clock.now += LIMITS.tick_s
-        tick(house)
+        tick(harness)
         ticks += 1
     # silence is noticed by the tick that ends it, or the one after where floats fall short
     attempts = LIMITS.replay_attempts_max
@@ -125,13 +125,13 @@ async def test_a_mute_endpoint_is_given_up_by_one_who_listens(
     assert stream.kv_state == "uncertain"
 
 
-@housed(LIMITS)
+@with_harness(LIMITS)
 async def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
-    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await asked(house, clock, monkeypatch)
-    (engine,) = house.engines
-    house.listeners.hold(stream)
+    stream = await asked(harness, clock, monkeypatch)
+    (engine,) = harness.engines
+    harness.listeners.hold(stream)
     looks = 0
     serve = Listeners._serve
 
@@ -141,7 +141,7 @@ async def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
         return serve(listeners, feed, end)
 
     monkeypatch.setattr(Listeners, "_serve", counted)
-    dealer = house.listeners._feeds[id(stream)].dealer
+    dealer = harness.listeners._feeds[id(stream)].dealer
     assert dealer is not None
     assert engine.router.poll(round(PATIENCE_S * 1000))
     engine.serve()
@@ -149,6 +149,6 @@ async def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
     for _ in range(200):
         await asyncio.sleep(0)
     assert looks < 20, "the descriptor stays readable as long as nobody reads"
-    house.listeners.release(stream)
-    await house.until(lambda: stream.cursor.last == BATCHES)
+    harness.listeners.release(stream)
+    await harness.until(lambda: stream.cursor.last == BATCHES)
     assert stream.kv_state == "current"

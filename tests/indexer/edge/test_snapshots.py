@@ -36,10 +36,10 @@ async def until(condition: Callable[[], Any]) -> None:
     await wait.until(condition, pause_s=0)
 
 
-class House:
+class Harness:
     """A registry, and the snapshots of one directory."""
 
-    built: ClassVar[list[House]] = []
+    built: ClassVar[list[Harness]] = []
 
     def __init__(self, directory: Path, *, block_size: int = 16, **options: Any) -> None:
         self.built.append(self)
@@ -90,23 +90,23 @@ def run(use: Callable[[], Awaitable[None]]) -> None:
         try:
             await use()
         finally:
-            while House.built:
-                house = House.built.pop()
-                house.snapshots.close()
-                await house.listeners.close()
+            while Harness.built:
+                harness = Harness.built.pop()
+                harness.snapshots.close()
+                await harness.listeners.close()
 
     wait.run(whole())
 
 
 @run_by(run)
 async def test_there_and_back(*, tmp_path: Path) -> None:
-    house = House(tmp_path)
-    assert await house.write(house.source(1, 0, 1, 2), house.source(2, 0), house.source(3))
-    assert house.snapshots.left_out == {"silent": 1}
-    assert (house.snapshots.ranks, house.snapshots.blocks) == (2, 4)
-    assert house.snapshots.written_at == (tmp_path / NAME).stat().st_mtime
-    assert house.snapshots.bytes == (tmp_path / NAME).stat().st_size
-    other = House(tmp_path)
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, 0, 1, 2), harness.source(2, 0), harness.source(3))
+    assert harness.snapshots.left_out == {"silent": 1}
+    assert (harness.snapshots.ranks, harness.snapshots.blocks) == (2, 4)
+    assert harness.snapshots.written_at == (tmp_path / NAME).stat().st_mtime
+    assert harness.snapshots.bytes == (tmp_path / NAME).stat().st_size
+    other = Harness(tmp_path)
     source = other.source()
     assert await other.load(source)
     source.stream.on_replay(reply(2, batch(2)), 0.0)
@@ -131,9 +131,9 @@ async def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
     *, there: str | None, here: str, is_taken: bool, tmp_path: Path
 ) -> None:
     """Snapshots of earlier builds name the same replay endpoint for each rank of a worker."""
-    house = House(tmp_path)
-    assert await house.write(house.source(1, 0, 1, 2, replay=there, rank=1))
-    other = House(tmp_path)
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, 0, 1, 2, replay=there, rank=1))
+    other = Harness(tmp_path)
     source = other.source(replay=here, rank=1)
     assert await other.load(source) is is_taken
 
@@ -153,13 +153,13 @@ async def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
 async def test_what_is_not_taken_back(
     *, change: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    house = House(tmp_path)
-    source = house.source(1, 0, 1, 5, replay=None)  # something was lost
-    assert await house.write(source._replace(replay_endpoint=REPLAY))
+    harness = Harness(tmp_path)
+    source = harness.source(1, 0, 1, 5, replay=None)  # something was lost
+    assert await harness.write(source._replace(replay_endpoint=REPLAY))
     replay = change.pop("replay", REPLAY)
     first, is_closed = change.pop("first", []), change.pop("closed", False)
     in_full = change.pop("in_full", False)
-    other = House(tmp_path, **change)
+    other = Harness(tmp_path, **change)
     source = other.source(1, *first, replay=replay, in_full=in_full)
     if is_closed:
         other.registry.close_stream(source.stream)
@@ -169,23 +169,23 @@ async def test_what_is_not_taken_back(
 
 @run_by(run)
 async def test_what_a_strict_life_has_kept_a_strict_life_takes_back(*, tmp_path: Path) -> None:
-    house = House(tmp_path, policy=EventLossPolicy.DROP)
-    assert await house.write(house.source(1, 0, 5, 6, replay=None))
-    other = House(tmp_path, policy=EventLossPolicy.DROP)
+    harness = Harness(tmp_path, policy=EventLossPolicy.DROP)
+    assert await harness.write(harness.source(1, 0, 5, 6, replay=None))
+    other = Harness(tmp_path, policy=EventLossPolicy.DROP)
     assert await other.load(other.source(1, replay=None))
     assert other.index.stats.holdings[0] == 2, "what came after the loss"
 
 
 @run_by(run)
 async def test_ranks_that_are_written_by_several_are_left_out(*, tmp_path: Path) -> None:
-    house = House(tmp_path)
-    one, two = house.source(1, 0), house.source(1, 0)
-    assert await house.write(one, two)
-    assert house.snapshots.left_out == {"shared": 2}
-    house.registry.close_stream(two.stream)
-    house.live(one.stream, 1, rank=1)
-    assert await house.write(two, one)
-    assert house.snapshots.left_out == {"shared": 1, "closed": 1}
+    harness = Harness(tmp_path)
+    one, two = harness.source(1, 0), harness.source(1, 0)
+    assert await harness.write(one, two)
+    assert harness.snapshots.left_out == {"shared": 2}
+    harness.registry.close_stream(two.stream)
+    harness.live(one.stream, 1, rank=1)
+    assert await harness.write(two, one)
+    assert harness.snapshots.left_out == {"shared": 1, "closed": 1}
 
 
 @pytest.mark.parametrize("happens", ["slow", "changed", "closed"])
@@ -195,19 +195,19 @@ async def test_what_befalls_a_rank_that_is_being_noted_down(
 ) -> None:
     """The stream is held, so only a bug or a leaving worker can change it; nothing is written."""
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-    house = House(tmp_path, hold_s=1.0)
-    source = house.source(1, *range(20))
-    writing = asyncio.ensure_future(house.write(source))
-    await until(lambda: house.index._dumps)
+    harness = Harness(tmp_path, hold_s=1.0)
+    source = harness.source(1, *range(20))
+    writing = asyncio.ensure_future(harness.write(source))
+    await until(lambda: harness.index._dumps)
     if happens == "slow":
-        house.now = 2.0
+        harness.now = 2.0
     elif happens == "changed":
-        house.live(source.stream, 20)
+        harness.live(source.stream, 20)
     else:
-        house.registry.close_stream(source.stream)
+        harness.registry.close_stream(source.stream)
     assert await writing
-    assert house.snapshots.left_out == {happens: 1}
-    assert house.index._dumps == 0
+    assert harness.snapshots.left_out == {happens: 1}
+    assert harness.index._dumps == 0
     with closing(SnapshotReader(tmp_path / NAME)) as reader:
         assert not reader.entries
 
@@ -217,9 +217,9 @@ async def test_a_worker_that_leaves_while_its_blocks_come_back(
     *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-    house = House(tmp_path)
-    assert await house.write(house.source(1, *range(20)))
-    other = House(tmp_path)
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, *range(20)))
+    other = Harness(tmp_path)
     source = other.source()
     loading = asyncio.ensure_future(other.load(source))
     await until(lambda: other.index.holds_anything(source.stream.rank))
@@ -235,9 +235,9 @@ async def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
     *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE_S", 0.0)
-    house = House(tmp_path)
-    assert await house.write(house.source(1, *range(20)))
-    other = House(tmp_path)
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, *range(20)))
+    other = Harness(tmp_path)
     source = other.source()
     loading = asyncio.ensure_future(other.load(source))
     await until(lambda: other.index.holds_anything(source.stream.rank))
@@ -246,15 +246,15 @@ async def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
     assert not other.index.holds_anything(source.stream.rank)
     assert await other.write(source)
     assert other.snapshots.ranks == 1
-    last = House(tmp_path)
+    last = Harness(tmp_path)
     assert await last.load(last.source())
 
 
 @pytest.mark.parametrize("lie", ["runs", "blocks", "order", "frost"])
 @run_by(run)
 async def test_a_file_that_contradicts_itself(*, lie: str, tmp_path: Path) -> None:
-    house = House(tmp_path)
-    assert await house.write(house.source(1, 0, 1))
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, 0, 1))
     with closing(SnapshotReader(tmp_path / NAME)) as reader:
         (entry,) = reader.entries.values()
         pieces, end = reader.read(entry), entry.end
@@ -269,7 +269,7 @@ async def test_a_file_that_contradicts_itself(*, lie: str, tmp_path: Path) -> No
     writer = SnapshotWriter(tmp_path)
     writer.add(RankSnapshot(msgspec.msgpack.encode(entry.head), pieces, end))
     writer.finish()
-    other = House(tmp_path)
+    other = Harness(tmp_path)
     source = other.source()
     assert not await other.load(source)
     assert other.snapshots.rejected == {"damaged": 1}
@@ -280,9 +280,9 @@ async def test_a_file_that_contradicts_itself(*, lie: str, tmp_path: Path) -> No
 
 @run_by(run)
 async def test_nobody_waits_for_ever_for_a_worker(*, tmp_path: Path) -> None:
-    house = House(tmp_path)
-    assert await house.write(house.source(1, 0))
-    other = House(tmp_path, unclaimed_s=60.0)
+    harness = Harness(tmp_path)
+    assert await harness.write(harness.source(1, 0))
+    other = Harness(tmp_path, unclaimed_s=60.0)
     await other.snapshots.open()
     other.now = 59.0
     assert await other.write()
@@ -296,8 +296,8 @@ async def test_nobody_waits_for_ever_for_a_worker(*, tmp_path: Path) -> None:
 @run_by(run)
 async def test_a_directory_in_place_of_the_file(*, tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
-    house = House(tmp_path)
-    await house.snapshots.open()
-    assert house.snapshots.damage == {"unreadable": 1}
-    assert not await house.write(house.source(1, 0))
-    assert house.snapshots.failures == {"unwritable": 1}
+    harness = Harness(tmp_path)
+    await harness.snapshots.open()
+    assert harness.snapshots.damage == {"unreadable": 1}
+    assert not await harness.write(harness.source(1, 0))
+    assert harness.snapshots.failures == {"unwritable": 1}

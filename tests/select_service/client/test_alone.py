@@ -19,17 +19,17 @@ import importlib.abc
 
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in BLOCKED or name in ROOMS:
+        if name.partition(".")[0] in BLOCKED or name in PACKAGES:
             raise ModuleNotFoundError(name + " is not there", name=name)
 
-BLOCKED, ROOMS = set(sys.argv[1].split()), set(sys.argv[2].split())
+BLOCKED, PACKAGES = set(sys.argv[1].split()), set(sys.argv[2].split())
 sys.meta_path.insert(0, Blocked())
 import select_service.client
 import select_service.client.cli
 from select_service import Selection, ServiceError, WorkerSpec
 print(*sorted(name for name in sys.modules if name.startswith(("select_service", "indexer"))))
 
-ROOMS = set()
+PACKAGES = set()
 from select_service.cli import main
 print(main(["workers", "--url", "http://127.0.0.1:1"]), main([]))
 try:
@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     print(error)
 """
-SERVER_ROOMS = ("select_service.edge", "select_service.core", "select_service.settings")
+SERVER_PACKAGES = ("select_service.edge", "select_service.core", "select_service.settings")
 MODULES = {
     "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
@@ -55,13 +55,13 @@ def test_it_is_imported_without_what_the_server_needs() -> None:
     assert {"numpy", "pyzmq", "uvicorn", "xxhash"} <= server
     blocked = " ".join(sorted(MODULES.get(name, name) for name in server - {"typing-extensions"}))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _IMPORT, blocked, " ".join(SERVER_ROOMS)],
+        [sys.executable, "-W", "error", "-c", _IMPORT, blocked, " ".join(SERVER_PACKAGES)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded, codes, embedded = done.stdout.splitlines()
     assert "select_service.client.core.session" in loaded.split()
-    assert not [one for one in loaded.split() if one.startswith(SERVER_ROOMS)]
+    assert not [one for one in loaded.split() if one.startswith(SERVER_PACKAGES)]
     assert codes == "2 1", done.stderr
     (missing,) = re.findall(
         r"this needs (\S+), which select-service brings and its client alone does not", done.stderr

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 COMMAND: Final = "make twin"
 DOC_LINE_MAX: Final = 86  # in a docstring of one line
-HOUSE: Final = Path(select_service.__file__).parent
-ROOM: Final = HOUSE / "client"
+PACKAGE: Final = Path(select_service.__file__).parent
+CLIENT: Final = PACKAGE / "client"
 MADE_OF_TABLE: Final = "made out of the table of operations by `make twin`."
 EMBEDDED_HEAD: Final = f'''"""Plain operations of an embedded service: {MADE_OF_TABLE}
 
@@ -177,8 +177,8 @@ def _formatted(text: str) -> str:
 
 
 FILES: Final[dict[Path, Callable[[], str]]] = {
-    HOUSE / "edge/embedded_operations.py": embedded,
-    ROOM / "operations.py": client,
+    PACKAGE / "edge/embedded_operations.py": embedded,
+    CLIENT / "operations.py": client,
 }
 
 

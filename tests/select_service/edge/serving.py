@@ -1,4 +1,4 @@
-"""A service behind its HTTP door: without a socket, or on a real port of this very loop."""
+"""A service behind its HTTP API: without a socket, or on a real port of this very loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission over HTTP: refusals on both ways through the door, what is set, and what is shown."""
+"""Admission over HTTP: refusals on both ways through the server, what is set, and what is shown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The recorded vectors of admission over HTTP: every decision as a client sees it.
 
-The core is held to the same vectors (`core/admission`); here they go through the door, with the
+The core is held to the same vectors (`core/admission`); here they go over HTTP, with the
 routes that bring load: bookings, lifecycle calls, reports of workers.
 """
 

@@ -1,4 +1,4 @@
-"""The field's gateway queue: as recorded, beside a dumb twin, and through the door."""
+"""The field's gateway queue: as recorded, beside a dumb twin, and over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door: what is refused, with which status and field, and what is let through."""
+"""JSON requests: what is refused, with which status and field, and what is let through."""
 
 from __future__ import annotations
 

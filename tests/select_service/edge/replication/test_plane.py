@@ -1,4 +1,4 @@
-"""The replica plane behind its HTTP door: bounds on peers and snapshots, hostile words."""
+"""The replica plane behind its HTTP API: bounds on peers and snapshots, hostile words."""
 
 from __future__ import annotations
 

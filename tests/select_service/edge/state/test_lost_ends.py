@@ -90,7 +90,8 @@ def positions(name: str, data: bytes) -> list[int]:
         return list(range(len(data)))
     first, step = (wal.HEADER.size, FRAME) if name == WAL else (0, PAGE)
     inside = {0, 1, 4, 7, 8, 9, 12, 15, 16, 20, 23, 24, 25, 2000, step - 1}
-    found = set(range(first)) | set(range(100 if name == FILE else 0))
+    found = set(range(0, 100 if name == FILE else first, 2))
+    found |= set(range(16, 24) if name == FILE else ())  # fields of a byte, others of two or four
     starts = list(range(first, len(data), step))
     used = [at for at in starts if data[at + 8 : at + 16] == data[16:24]] if name == WAL else starts
     for start in {*used[:2], *used[-2:], *starts[len(used) : len(used) + 1], starts[-1]}:

@@ -30,7 +30,7 @@ class Selecting(httpx.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self.services: dict[str, Driver] = {}
-        self.doors: dict[str, httpx.ASGITransport] = {}
+        self.transports: dict[str, httpx.ASGITransport] = {}
         self.down: set[str] = set()
         self.asked: list[tuple[str, str, str]] = []
 
@@ -38,7 +38,7 @@ class Selecting(httpx.AsyncBaseTransport):
         settings = replace(SETTINGS)
         self.services[name] = create_driver(settings)
         await self.services[name].start()
-        self.doors[name] = httpx.ASGITransport(create_app(self.services[name], settings))
+        self.transports[name] = httpx.ASGITransport(create_app(self.services[name], settings))
 
     def add_worker(self, worker_id: int, **fields: Any) -> None:
         plain = {"model_name": "m", "role": "decode", "endpoint": f"http://10.0.0.{worker_id}:8000"}
@@ -51,7 +51,7 @@ class Selecting(httpx.AsyncBaseTransport):
         self.asked.append((name, request.method, request.url.path))
         if name in self.down:
             raise httpx.ConnectError("connection refused")
-        return await self.doors[name].handle_async_request(request)
+        return await self.transports[name].handle_async_request(request)
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self)
@@ -88,7 +88,7 @@ def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> Select
     return selectors
 
 
-class House:
+class DrainedFleet:
     """Selectors, an API server, and who lets engines go."""
 
     def __init__(self, plural: str = "deployments") -> None:
@@ -147,24 +147,24 @@ class House:
         return gone
 
 
-def housed(
-    use: Callable[[House], Awaitable[None]], plural: str = "deployments", workers: int = 4
+def in_cluster(
+    use: Callable[[DrainedFleet], Awaitable[None]], plural: str = "deployments", workers: int = 4
 ) -> None:
     async def whole() -> None:
-        house = House(plural)
+        cluster = DrainedFleet(plural)
         try:
             for name in NAMES:
-                await house.selecting.start(name)
-            house.fake.deployment("decode", workers, workers, plural)
-            house.fake.deployment("prefill", 1, 1)
+                await cluster.selecting.start(name)
+            cluster.fake.deployment("decode", workers, workers, plural)
+            cluster.fake.deployment("prefill", 1, 1)
             for worker_id in range(1, 1 + workers):
-                house.selecting.add_worker(worker_id)
-                house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
-            house.selecting.add_worker(50, role="prefill")
-            house.fake.pod("prefill-z", "prefill", "10.0.0.50")
-            await use(house)
+                cluster.selecting.add_worker(worker_id)
+                cluster.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
+            cluster.selecting.add_worker(50, role="prefill")
+            cluster.fake.pod("prefill-z", "prefill", "10.0.0.50")
+            await use(cluster)
         finally:
-            await house.retiring.close()
-            await house.selecting.close()
+            await cluster.retiring.close()
+            await cluster.selecting.close()
 
     run(whole())

@@ -37,7 +37,7 @@ def batch(number: int, ts: float = 0.0) -> bytes:
     return encode_batch([stored([number + 1], tokens(number))], ts=ts + number)
 
 
-class House:
+class Harness:
     """Registry, listeners and engines on the test's loop."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], limits: StreamLimits) -> None:
@@ -118,28 +118,30 @@ class House:
 
 def play(
     context: zmq.Context[zmq.Socket[bytes]],
-    scenario: Callable[[House], Coroutine[Any, Any, None]],
+    scenario: Callable[[Harness], Coroutine[Any, Any, None]],
     limits: StreamLimits = LIMITS,
 ) -> None:
     """Run a scenario on a loop of its own and close everything after it."""
 
     async def run() -> None:
-        house = House(context, limits)
+        harness = Harness(context, limits)
         try:
-            await scenario(house)
-            house.registry.check()
-            assert house.listeners.faults == 0
+            await scenario(harness)
+            harness.registry.check()
+            assert harness.listeners.faults == 0
         finally:
-            await house.close()
-            await house.close()
-            for engine in house.engines:
+            await harness.close()
+            await harness.close()
+            for engine in harness.engines:
                 engine.close()
 
     wait.run(run())
 
 
-def housed(limits: StreamLimits = LIMITS) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """A test of a house is a coroutine that gets it as its first argument; `play` runs it."""
+def with_harness(
+    limits: StreamLimits = LIMITS,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A test of a harness is a coroutine that gets it as its first argument; `play` runs it."""
 
     def made(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         first, *others = inspect.signature(test).parameters.values()

@@ -49,7 +49,7 @@ DOCUMENT: Final[dict[str, Any]] = json.loads(describe())
 Answer = tuple[int, dict[str, str], bytes]
 
 
-class House:
+class FuzzedService:
     """One server in a loop of its own, with connections that are used over and over."""
 
     def __init__(self, **settings: Any) -> None:
@@ -72,8 +72,8 @@ class House:
             self._runner.close()
 
     async def _open(self) -> None:
-        door = await self._stack.enter_async_context(listening(**self._settings))
-        self._port, self._service, self._server = door
+        served = await self._stack.enter_async_context(listening(**self._settings))
+        self._port, self._service, self._server = served
         for name in ("fast", "slow"):
             self._wires[name] = await Wire.to(self._port)
         await self._restore(None, JSON)
@@ -336,7 +336,7 @@ _PACKED: Final = frozenset({"token_ids", "block_hashes", "sequence_hashes"})
 
 
 @contextlib.contextmanager
-def house() -> Iterator[House]:
+def fuzzed_service() -> Iterator[FuzzedService]:
     """A server with everything a body can reach."""
-    with House(**_QUIET, replica_sync_port=free_port()) as open_house:
-        yield open_house
+    with FuzzedService(**_QUIET, replica_sync_port=free_port()) as opened:
+        yield opened
