@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.contract import transcript as transcripts
@@ -14,8 +15,30 @@ from tests.contract.wire import ReplicaWire
 from tests.live.engine import FakeEngine
 from tests.live.ports import free_base
 from tests.live.server import Server
+from tests.wait import eventually
 
 HTTP_PORT = 20  # 18120 in the recordings
+
+
+def _option(server: Server, name: str) -> str | None:
+    args = [*server.args]
+    return args[args.index(name) + 1] if name in args else None
+
+
+def _wait_until_synced(servers: Collection[Server]) -> None:
+    """Return once services hear each other.
+
+    What one misses at first it would ask for later, and be told more than the recorded one was.
+    """
+    ports = {_option(one, "--replica-sync-port") for one in servers}
+    for server in servers:
+        peers = (_option(server, "--replica-sync-peers") or "").split(",")
+        count = sum(peer.rpartition(":")[2] in ports for peer in peers)
+        if count:
+            eventually(
+                partial(server.metric, "replica_publishers", state="synced"),
+                float(count),
+            )
 
 
 def play(
@@ -51,6 +74,8 @@ def play(
         wire = stack.enter_context(ReplicaWire(transcript.replica_ports))
         if transcript.has_replica_events:
             wire.wait_until_heard(has_heartbeats=not reference)
+            if not reference:
+                _wait_until_synced(servers.values())
         replayer = Replayer(transcript, servers, start_server, engines, wire)
         replayer.reference, replayer.packed = reference, packed
         replayer.play()

@@ -109,17 +109,6 @@ class Replica(Server):
         """Prefill tokens, decode blocks and requests of a worker's rank 0 in the default scope."""
         return self.loads()["default", "default", worker_id, 0]
 
-    def metric(self, name: str, /, **labels: str) -> float:
-        """The sum of all series of this name that have these labels; 0 where there is none."""
-        head = f"select_service_{name}"
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        total = 0.0
-        for line in self.request("GET", "/metrics").raw.decode().splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.partition("{")[0] == head and all(one in series for one in wanted):
-                total += float(value)
-        return total
-
 
 def ours(folder: Path, name: str, *args: str, port: int | None = None, **fields: Any) -> Replica:
     """A replica of this service, not started yet."""

@@ -90,6 +90,17 @@ class Server:
             sum(row["potential_decode_blocks"] for row in rows),
         )
 
+    def metric(self, name: str, /, **labels: str) -> float:
+        """The sum of all series of this name that have these labels; 0 where there is none."""
+        head = f"select_service_{name}"
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        total = 0.0
+        for line in self.request("GET", "/metrics").raw.decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == head and all(one in series for one in wanted):
+                total += float(value)
+        return total
+
     def stop(self) -> int:
         """Ask the process to end (SIGTERM) and return its exit code; kill it if it will not."""
         assert self.process is not None
