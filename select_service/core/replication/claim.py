@@ -145,8 +145,11 @@ class Claim:
 
     def join(self, growth: ClaimGrowth) -> bool:
         """Merge a state; returns whether it was news."""
-        before, self.growth = self.growth, _joined(self.growth, growth)
-        return self.growth != before
+        joined = _joined(self.growth, growth)
+        is_news = joined != self.growth
+        if is_news:  # what is equal would only take memory of its own
+            self.growth = joined
+        return is_news
 
 
 def _digest(record: ClaimRecord, hashes_digest: int) -> int:
@@ -314,6 +317,7 @@ def _joined(one: ClaimGrowth, other: ClaimGrowth) -> ClaimGrowth:
             router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX
         ):
             outputs[router_id] = count
-    faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
+    # a default is not told only as the object that it is, not as an equal one
+    faded = max(one, other, key=lambda growth: (growth.faded_at, -growth.fraction))
     is_done, is_kept = one.prefill_done or other.prefill_done, one.kept or other.kept
-    return ClaimGrowth(is_done, outputs, faded_at, -minus, is_kept)
+    return ClaimGrowth(is_done, outputs, faded.faded_at, faded.fraction, is_kept)
