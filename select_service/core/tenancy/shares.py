@@ -103,6 +103,8 @@ class Shares:
             parties[None] = None
         self.parties = parties
         for bound in self.bounds.values():
+            if parties and bound.on_named is not None:
+                bound.on_named()
             bound.measure()
 
     def part(self, most: int) -> int:
@@ -122,6 +124,7 @@ class Bound:
         part: what is promised to each.
         promised: what is promised to all together.
         refused: how often there was no room, by party.
+        on_named: called when tenants have parts, if what is held was not counted here before.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Bound:
         self._measured = -1, 0.0  # the bound and the share that all this is for
         self.part = self.promised = self.total = 0
         self.refused: dict[Party, int] = {}
+        self.on_named: Callable[[], None] | None = None
 
     def take(self, holder: Party, count: int = 1) -> None:
         """Note that a holder has so much more; whether it may was asked before."""

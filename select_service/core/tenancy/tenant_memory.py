@@ -68,6 +68,7 @@ class TenantMemory(Generic[K, V]):
         self._rows: TenantParts[OrderedDict[K, V]] = TenantParts(shares, self._bound, OrderedDict)
         self.lost = 0  # what had to go for newer ones counted for, since start
         self._size: int | None = 0  # of all entries, as long as no tenant has had a part
+        self._bound.on_named = self._count_apart
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -18,6 +18,7 @@ from select_service.core.diagnostics.rank_checks import RankChecks
 from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
 from select_service.core.ledger.active_blocks import ActiveBlocks
+from select_service.core.ledger.leases import Leases
 from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.claims import Claims
@@ -50,6 +51,21 @@ def test_times_to_live_given_in_an_earlier_life() -> None:
     copies.purge(1.0, 20)
     assert not copies.recalled
     copies.check([])
+
+
+def test_what_ended_before_tenants_were_named_counts_at_once() -> None:
+    """Metrics show it before anything else ends: the others held nothing of what they held."""
+    limits = CoreLimits()
+    shares = Shares(limits)
+    leases = Leases(limits, shares)
+    for number in range(5):
+        leases.remember_ended(f"{ACME}{number}", "closed", 0.0)
+    shares.name(("acme", "rival"), others=True)
+    held = shares.bounds["ended_leases_max"]
+    assert dict(held.rows()) == {"acme": 0, "rival": 0, None: 5}
+    leases.remember_ended(ACME + "l", "closed", 0.0)
+    assert dict(held.rows()) == {"acme": 1, "rival": 0, None: 5}
+    leases.check()
 
 
 def test_ends_of_claims() -> None:
