@@ -214,11 +214,13 @@ class Holder:
         else:
             run = run[:start].ljust(start, b"\0") + packed + run[end:]
         others = node.members & ~self.bit
-        if others:  # one is asked: the others have its run, or names of their own
-            other = self._others[(others & -others).bit_length() - 1]
-            theirs = None if other is None else other.runs.get(node)
-            if theirs == run:
-                run = theirs
+        if others:  # two are asked: where engines name blocks in many ways, some share nothing
+            for one in {(others & -others).bit_length(), others.bit_length()}:
+                other = self._others[one - 1]
+                theirs = None if other is None else other.runs.get(node)
+                if theirs == run:
+                    run = theirs
+                    break
         self.runs[node] = run
         node.members |= self.bit
 

@@ -105,8 +105,8 @@ class History:
             len(core.lifecycle.bookings),
             sum(buckets),
         )
-        room = core.shadow_control
-        scored = (room.scored, room.agreed, room.live_prefill_tokens, room.own_prefill_tokens)
+        shadow = core.shadow_control
+        scored = shadow.scored, shadow.agreed, shadow.live_prefill_tokens, shadow.own_prefill_tokens
         text = ",".join(map(str, [*numbers, round(seconds, 6), *scored, *buckets]))
         return f"[{text}]".encode()
 

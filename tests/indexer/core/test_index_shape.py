@@ -44,23 +44,26 @@ def test_what_branches_fell_off_grows_together_again(index: KvIndex) -> None:
     assert rows(index, *range(64)) == {A: (64, 0, 0), B: (64, 0, 0)}
 
 
-def test_equal_names_of_equal_blocks_are_kept_once(index: KvIndex) -> None:
+@pytest.mark.parametrize("own", range(3))
+def test_equal_names_of_equal_blocks_are_kept_once(index: KvIndex, own: int) -> None:
     """Engines that hash alike: whole, after a split, and when the pieces have merged again."""
-    other = WorkerRank(9, 0)
-    index.attach(other)
-    for rank, first in ((A, 0), (B, 0), (other, 500)):  # the last one has names of its own
+    ranks = [A, B, WorkerRank(9, 0)]
+    index.attach(ranks[2])
+    for rank in ranks:  # one has names of its own
+        first = 500 if rank == ranks[own] else 0
         index.store(rank, GPU, None, list(range(first, first + 64)), pack(*range(64)))
+    other = ranks.pop(own)
 
     def kept() -> list[set[int]]:
-        mine, same, own = (index.holder(one).runs for one in (A, B, other))
-        assert mine.keys() == own.keys()
+        mine, same, theirs = (index.holder(one).runs for one in (*ranks, other))
+        assert mine.keys() == theirs.keys()
         assert all(mine[node] is same[node] for node in mine)
-        return [{*map(id, one.values())} for one in (mine, own)]
+        return [{*map(id, one.values())} for one in (mine, theirs)]
 
     assert [len(one) for one in kept()] == [1, 1]
     for name in (16, 40):
-        index.store(A, GPU, name, [1000 + name], pack(5000))
-        index.remove(A, GPU, [1000 + name])
+        index.store(ranks[0], GPU, name, [1000 + name], pack(5000))
+        index.remove(ranks[0], GPU, [1000 + name])
         assert not set.intersection(*kept())
     assert index.stats.nodes == 3
     swept(index)
