@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
 
 import zmq
 
+from tests import wait
 from tests.indexer.encoding import end_marker, message
 from tests.live.ports import HOST, free_port
 
@@ -92,3 +95,16 @@ class FakeEngine:
     def close(self) -> None:
         self.pub.close(linger=0)
         self.router.close(linger=0)
+
+
+async def serve_until(engines: Collection[FakeEngine], condition: Callable[[], Any]) -> None:
+    """Let the loop and the engines run until it holds."""
+
+    def holds() -> bool:
+        if condition():
+            return True
+        for engine in engines:
+            engine.serve()
+        return False
+
+    await wait.until(holds)

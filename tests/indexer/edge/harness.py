@@ -16,7 +16,7 @@ from indexer.edge.listener import Listeners
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests import wait
 from tests.indexer.core.streams import tokens
-from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.edge.fake_engine import FakeEngine, serve_until
 from tests.indexer.encoding import encode_batch, stored
 from tests.live.ports import HOST
 
@@ -93,15 +93,7 @@ class Harness:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Let the loop and the engines run until it holds."""
-
-        def holds() -> bool:
-            if condition():
-                return True
-            for engine in self.engines:
-                engine.serve()
-            return False
-
-        await wait.until(holds)
+        await serve_until(self.engines, condition)
 
     async def mend_a_gap(self, engine: FakeEngine, stream: EventStream) -> None:
         """Lose one of three batches; all of them come."""

@@ -19,8 +19,7 @@ from indexer.types import Scope
 from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.state.warm_start import WarmStart
-from tests import wait
-from tests.indexer.edge.fake_engine import FakeEngine
+from tests.indexer.edge.fake_engine import FakeEngine, serve_until
 from tests.indexer.encoding import encode_batch, stored
 from tests.select_service.edge.serving import SETTINGS, add_worker
 from tests.wait import PATIENCE_S
@@ -40,7 +39,7 @@ def batch(number: int, shift: int = 0) -> bytes:
     return encode_batch([stored([number + 1], tokens(number + shift))], ts=number + shift)
 
 
-class Town:
+class Restarts:
     """Engines that outlive the service, and the lives of the service over one directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -50,7 +49,6 @@ class Town:
 
     def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
         self.engines.append(FakeEngine(self.context, ports))
-        self.engines[-1].pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second life is seen at once
         return self.engines[-1]
 
     @contextlib.asynccontextmanager
@@ -74,14 +72,7 @@ class Town:
             (self.directory / name).unlink(missing_ok=True)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        def holds() -> bool:
-            if condition():
-                return True
-            for engine in self.engines:
-                engine.serve()
-            return False
-
-        await wait.until(holds)
+        await serve_until(self.engines, condition)
 
     async def fill(self, service: Driver, engine: FakeEngine, count: int = 5) -> None:
         """Register worker 1 and let it store `count` blocks."""
@@ -121,137 +112,137 @@ def recalls(service: Driver) -> dict[str, int]:
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    made = Town(tmp_path / "state")
+def restarts(tmp_path: Path) -> Iterator[Restarts]:
+    made = Restarts(tmp_path / "state")
     yield made
     made.context.destroy(linger=0)
 
 
-async def test_an_engine_that_does_not_answer(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    async with town.live(replay_silence_s=0.2, replay_timeout_s=1.0) as service:
+async def test_an_engine_that_does_not_answer(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    async with restarts.live(replay_silence_s=0.2, replay_timeout_s=1.0) as service:
         engine.is_mute = True
-        await town.until(lambda: recalls(service) == {"deadline": 1})
+        await restarts.until(lambda: recalls(service) == {"deadline": 1})
         assert shown(service) == set()
         assert service.ready().waiting_for == []
 
 
-async def test_without_a_replay_endpoint(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
+async def test_without_a_replay_endpoint(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
         add_worker(service, kv_events_endpoint=engine.endpoint)
-        await town.until(engine.has_subscriber)
+        await restarts.until(engine.has_subscriber)
         engine.publish(batch(0))
-        await town.until(lambda: shown(service) == {0})
-    async with town.live() as service:
-        await town.until(engine.has_subscriber)
-        await town.until(lambda: warm(service).unproven == 1 and not warm(service)._waiting)
+        await restarts.until(lambda: shown(service) == {0})
+    async with restarts.live() as service:
+        await restarts.until(engine.has_subscriber)
+        await restarts.until(lambda: warm(service).unproven == 1 and not warm(service)._waiting)
         assert service.ready().waiting_for == [], "it may be silent for hours"
         assert shown(service) == set()
         engine.publish(batch(1))
-        await town.until(lambda: shown(service) == {0, 1})
+        await restarts.until(lambda: shown(service) == {0, 1})
 
 
-async def test_a_worker_that_moved_begins_anew(town: Town) -> None:
-    engine, other = town.engine(), town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    town.forget_state()
-    async with town.live() as service:
+async def test_a_worker_that_moved_begins_anew(restarts: Restarts) -> None:
+    engine, other = restarts.engine(), restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    restarts.forget_state()
+    async with restarts.live() as service:
         add_worker(
             service,
             kv_events_endpoint=other.endpoint,
             replay_endpoint=engine.replay_endpoint,
         )
-        await town.until(lambda: "other_endpoint" in recalls(service))
+        await restarts.until(lambda: "other_endpoint" in recalls(service))
         assert shown(service) == set()
 
 
-async def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    town.forget_state()
-    async with town.live() as service:
+async def test_what_nobody_claimed_goes_into_the_next_snapshot_too(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    restarts.forget_state()
+    async with restarts.live() as service:
         assert warm(service).snapshots.unclaimed == 1
         assert await warm(service).write()
-    async with town.live() as service:
+    async with restarts.live() as service:
         replay = engine.replay_endpoint
         add_worker(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
-        await town.until(lambda: shown(service) == set(range(5)))
+        await restarts.until(lambda: shown(service) == set(range(5)))
 
 
-async def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    async with town.live(kill=True) as service:
+async def test_what_is_unproven_goes_into_the_next_snapshot_too(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    async with restarts.live(kill=True) as service:
         snapshots = warm(service).snapshots
         engine.is_mute = True
-        await town.until(lambda: any(s.is_unproven for s in service.core.registry.streams()))
+        await restarts.until(lambda: any(s.is_unproven for s in service.core.registry.streams()))
         assert await warm(service).write()
         assert snapshots.ranks == 1
         assert snapshots.blocks == 5
-    async with town.live() as service:
+    async with restarts.live() as service:
         engine.is_mute = False
-        await town.until(lambda: shown(service) == set(range(5)))
+        await restarts.until(lambda: shown(service) == set(range(5)))
 
 
-async def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    path = town.directory / NAME
+async def test_a_damaged_file_is_reported_and_costs_the_warmth_only(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    path = restarts.directory / NAME
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    async with town.live() as service:
+    async with restarts.live() as service:
         assert warm(service).snapshots.damage == {"frame": 1}
-        await town.until(engine.has_subscriber)
+        await restarts.until(engine.has_subscriber)
         engine.publish(batch(5))  # the gap before it makes the stream ask
-        await town.until(lambda: shown(service) == set(range(6)))
+        await restarts.until(lambda: shown(service) == set(range(6)))
         assert engine.requests[-1] == 0, "as if there had been no snapshot"
 
 
 async def test_a_full_disk_loses_the_snapshot_and_nothing_else(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = town.engine()
+    engine = restarts.engine()
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with town.live() as service:
-        await town.fill(service, engine)
+    async with restarts.live() as service:
+        await restarts.fill(service, engine)
         assert await warm(service).write()
-        good = (town.directory / NAME).read_bytes()
+        good = (restarts.directory / NAME).read_bytes()
         engine.publish(batch(5))
-        await town.until(lambda: 5 in shown(service))
+        await restarts.until(lambda: 5 in shown(service))
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", full)
             assert not await warm(service).write()
         snapshots = warm(service).snapshots
         assert snapshots.failures == {"disk_full": 1}
-        assert (town.directory / NAME).read_bytes() == good
-        await town.until(lambda: not (town.directory / NEW).exists())
+        assert (restarts.directory / NAME).read_bytes() == good
+        await restarts.until(lambda: not (restarts.directory / NEW).exists())
         engine.publish(batch(6))
-        await town.until(lambda: 6 in shown(service))
+        await restarts.until(lambda: 6 in shown(service))
         assert await warm(service).write()
         assert snapshots.ranks == 1
 
 
-async def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
-    engines = [town.engine(), town.engine()]
-    async with town.live(index_snapshot_bytes_max=500) as service:
+async def test_ranks_beyond_the_limit_are_left_out(restarts: Restarts) -> None:
+    engines = [restarts.engine(), restarts.engine()]
+    async with restarts.live(index_snapshot_bytes_max=500) as service:
         for number, engine in enumerate(engines, 1):
             replay = engine.replay_endpoint
             add_worker(service, number, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
-            await town.until(engine.has_subscriber)
+            await restarts.until(engine.has_subscriber)
             for block in range(5):
                 engine.publish(batch(10 * number + block))
-        await town.until(lambda: len(shown(service)) == 10)
+        await restarts.until(lambda: len(shown(service)) == 10)
         assert await warm(service).write()
         snapshots = warm(service).snapshots
         assert snapshots.left_out == {"no_room": 1}
@@ -259,12 +250,12 @@ async def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
         assert not await warm(service).write(), "nothing has moved"
 
 
-async def test_off_means_neither_written_nor_read(town: Town) -> None:
-    engine = town.engine()
-    async with town.live() as service:
-        await town.fill(service, engine=engine)
-    written = (town.directory / NAME).read_bytes()
-    async with town.live(index_snapshot_interval_s=0.0, kill=False) as service:
+async def test_off_means_neither_written_nor_read(restarts: Restarts) -> None:
+    engine = restarts.engine()
+    async with restarts.live() as service:
+        await restarts.fill(service, engine=engine)
+    written = (restarts.directory / NAME).read_bytes()
+    async with restarts.live(index_snapshot_interval_s=0.0, kill=False) as service:
         assert service.warm_start is None
         assert "index_snapshot" not in service.ready().waiting_for
-    assert (town.directory / NAME).read_bytes() == written
+    assert (restarts.directory / NAME).read_bytes() == written
