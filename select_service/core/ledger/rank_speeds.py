@@ -322,6 +322,12 @@ class RankSpeeds:
         """How fast a rank computes on average; None: none was measured."""
         return self._tokens_per_s / self._measured if self._measured else None
 
+    @property
+    def pull_s_per_token(self) -> float:
+        """Seconds that prices count for a token of a pull: a mean rank's; 0: unknown."""
+        rate = self.mean_tokens_per_s
+        return 1.0 / rate if rate else 0.0
+
     def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
         """Return how fast so many ranks are together. O(1).
 
@@ -371,10 +377,10 @@ class RankSpeeds:
 
     def row(self, slot: int) -> SpeedRow:
         """Return the lines of a rank as they are now."""
-        rank, rate = self.by_slot.get(slot), self.mean_tokens_per_s
+        rank = self.by_slot.get(slot)
         if rank is None:
             return _UNKNOWN
         ttft, block = rank.ttft, rank.block
         of_ttft = (-1.0, -1.0) if ttft.samples < SURE else (ttft.base, ttft.slope)
         of_block = (-1.0, -1.0) if block.samples < SURE else (block.base, block.slope)
-        return SpeedRow(*of_ttft, *of_block, 1.0 / rate if rate else 0.0)
+        return SpeedRow(*of_ttft, *of_block, self.pull_s_per_token)

@@ -156,8 +156,8 @@ class SlotLoads:
         by_slot, ttft_s, block_s = self.speeds.by_slot, None, None
         if prefill in by_slot:
             ttft_s = by_slot[prefill].ttft.at(self.prefill_left[prefill] + tokens)
-            if ttft_s is not None and pull_tokens and (rate := self.speeds.mean_tokens_per_s):
-                ttft_s += pull_tokens / rate
+            if ttft_s is not None and pull_tokens:
+                ttft_s += pull_tokens * self.speeds.pull_s_per_token
         if decode in by_slot:
             block_s = by_slot[decode].block.at(self.context.item(decode) + blocks)
         return (
