@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         WorkerSpec,
     )
     from select_service.types.admission import AdmissionSettings
-    from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
+    from select_service.types.batches import SelectBatchAnswer, SelectBatchItem, SelectBatchRequest
     from select_service.types.shadow import ShadowSettings
 
 __all__ = [
@@ -84,6 +84,8 @@ __all__ = [
     "RouterConfigOverride",
     "RoutingConstraints",
     "SelectAndReserveRequest",
+    "SelectBatchAnswer",
+    "SelectBatchItem",
     "SelectBatchRequest",
     "SelectPairRequest",
     "SelectRequest",
@@ -92,8 +94,6 @@ __all__ = [
     "ServiceError",
     "ShadowSettings",
     "TrustSettings",
-    "WaveAnswer",
-    "WaveItem",
     "WorkerNotFound",
     "WorkerPatch",
     "WorkerRecord",

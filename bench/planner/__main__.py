@@ -1,4 +1,4 @@
-"""The planner's closed loop against its rivals: `python -m bench.planner`.
+"""The planner's closed loop against its baselines: `python -m bench.planner`.
 
 Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
 each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost

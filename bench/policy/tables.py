@@ -26,8 +26,8 @@ from bench.resumable import Kept
 from select_service.simulator.capacity import CapacityFound, CapacitySearch, search
 from select_service.simulator.comparison import METRICS, base_of, by_policy, estimates
 from select_service.simulator.comparison import verdict as told
+from select_service.simulator.core.baselines import BEYOND
 from select_service.simulator.core.measures import Measures
-from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import POLICIES, EngineSpec, SimulationSettings, Trace
 from select_service.simulator.statistics import Estimate, estimate

@@ -22,7 +22,7 @@ __all__ = ["Played", "targets_of"]
 OURS: Final = "first-token"
 BASE: Final = "kv-cost"
 BOUND: Final = "bound"
-RIVALS: Final = ("lmetric", "llm-d")
+BASELINES: Final = ("lmetric", "llm-d")
 BUSY: Final = 0.8
 """Share of capacity from which on first tokens are to be sooner by `SOONER`."""
 SOONER: Final = 0.85
@@ -64,13 +64,13 @@ def _p90(one: Played) -> Told | None:
     return Told(f"{share:.2f} ({of_bound:.2f} of the bound)", of_bound <= NEAR)
 
 
-def _beside(rival: str) -> Callable[[Played], Told | None]:
+def _beside(baseline: str) -> Callable[[Played], Told | None]:
     """The same of another policy, of which nothing is asked."""
 
     def told(one: Played) -> Told | None:
-        if rival not in one.runs:
+        if baseline not in one.runs:
             return None
-        before, other = (estimates(one.runs[name])["ttft_p90"].mean for name in (BASE, rival))
+        before, other = (estimates(one.runs[name])["ttft_p90"].mean for name in (BASE, baseline))
         return Told(f"{other / before:.2f}", is_met=True)
 
     return told
@@ -110,12 +110,12 @@ def _carried(one: Played) -> Told | None:
     return Told(f"{share:.2f}", share >= MORE)
 
 
-def _ahead(rival: str) -> Callable[[Played], Told | None]:
+def _ahead(baseline: str) -> Callable[[Played], Told | None]:
     def told(one: Played) -> Told | None:
         means = _slo_capacities(one)
-        if not means.get(rival) or OURS not in means:
+        if not means.get(baseline) or OURS not in means:
             return None
-        share = means[OURS] / means[rival]
+        share = means[OURS] / means[baseline]
         return Told(f"{share:.2f}", share > 1.0)
 
     return told
@@ -131,7 +131,7 @@ def _slo_capacities(one: Played) -> dict[str, float]:
 _BY_LOAD: Final[dict[str, Callable[[Played], Told | None]]] = {
     f"TTFT p90 / `{BASE}`'s: not worse; from {BUSY:g} on ≤ {SOONER:g}, or where the bound is not, "
     f"≤ {NEAR:.2f} of the bound": _p90,
-    **{f"the same of `{name}`": _beside(name) for name in (*RIVALS, BOUND)},
+    **{f"the same of `{name}`": _beside(name) for name in (*BASELINES, BOUND)},
     f"{METRICS['e2e_mean'][0].partition(',')[0]} / `{BASE}`'s: not worse": _time("e2e_mean"),
     f"{METRICS['itl_p90'][0].partition(',')[0]} / `{BASE}`'s: not worse": _time("itl_p90"),
     f"requests in time, points more than `{BASE}`: not fewer": _good,
@@ -139,7 +139,7 @@ _BY_LOAD: Final[dict[str, Callable[[Played], Told | None]]] = {
 }
 _BY_SCENE: Final[dict[str, Callable[[Played], Told | None]]] = {
     f"SLO capacity / `{BASE}`'s: ≥ {MORE:g}": _carried,
-    **{f"SLO capacity / `{rival}`'s: > 1": _ahead(rival) for rival in RIVALS},
+    **{f"SLO capacity / `{baseline}`'s: > 1": _ahead(baseline) for baseline in BASELINES},
 }
 
 

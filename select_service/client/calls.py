@@ -133,13 +133,13 @@ def _body(fields: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
     return packed_prompt(body)
 
 
-def batch_body(wave: SelectBatchRequest) -> dict[str, Any]:
+def batch_body(batch: SelectBatchRequest) -> dict[str, Any]:
     """Return the body of POST /select_batch, its long lists packed.
 
     Raises:
         ValueError: a token or hash is invalid.
     """
-    told: dict[str, Any] = msgspec.to_builtins(wave, builtin_types=(bytes,))
+    told: dict[str, Any] = msgspec.to_builtins(batch, builtin_types=(bytes,))
     told["requests"] = [packed_prompt(one) for one in told["requests"]]
     return told
 

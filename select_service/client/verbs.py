@@ -22,7 +22,7 @@ from select_service.types import (
     ScopeLoads,
     WorkerRecord,
 )
-from select_service.types.batches import WaveAnswer
+from select_service.types.batches import SelectBatchAnswer
 from select_service.types.decisions import Decision
 from select_service.types.workers import DrainStatus
 
@@ -195,18 +195,18 @@ class Verbs(BaseClient):
         return told.results
 
     @Verb
-    def select_batch(self, wave: SelectBatchRequest) -> Run[WaveAnswer]:
-        """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
+    def select_batch(self, batch: SelectBatchRequest) -> Run[SelectBatchAnswer]:
+        """POST /select_batch: workers for many prompts together, booked if `batch.reserve`.
 
         Bookings live by the ids and leases their items name, and are ended by `batch` or by their
         lease. Items without an id get one here, so that repeating a request whose reply was lost
         books nothing twice.
         """
-        if wave.reserve:
-            for item in wave.requests:
+        if batch.reserve:
+            for item in batch.requests:
                 if item.reservation_id is None:
                     item.reservation_id = self._session.new_id()
-        return self._answered("POST", "/select_batch", calls.batch_body(wave), WaveAnswer)
+        return self._answered("POST", "/select_batch", calls.batch_body(batch), SelectBatchAnswer)
 
     @Verb
     def open_lease(

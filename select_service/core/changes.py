@@ -88,7 +88,7 @@ class Changes:
         """Note a new booking; nobody may rely on it before it has been written."""
         key = (RESERVATION, reservation_id)
         if self._wholes:
-            self._part(key)  # it no longer belongs to a wave that is being written
+            self._part(key)  # it no longer belongs to a batch that is being written
         if hold is not None and hold.is_whole:
             hold.keys[key] = None
             self._wholes[key] = hold
@@ -96,7 +96,7 @@ class Changes:
             self.fresh[reservation_id] = self.mark(*key)
 
     def ended(self, reservation_id: str) -> None:
-        """Note the end of a booking; it no longer belongs to a wave in progress.
+        """Note the end of a booking; it no longer belongs to a batch in progress.
 
         A later booking of the id is another booking, durable by itself. And an ended booking is not
         taken back, because its id may have been booked again by then.

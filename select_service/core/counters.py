@@ -22,9 +22,9 @@ class Counters:
     selections_forgoing: int = 0  # selections that passed over a candidate with more of the prompt
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
-    waves: int = 0  # begun
-    wave_samples: int = 0  # samples in them
-    waves_undone: int = 0  # all-or-none waves that got none
+    batches: int = 0  # begun
+    batch_samples: int = 0  # samples in them
+    batches_undone: int = 0  # all-or-none batches that got none
     selections_failed: dict[str, int] = field(default_factory=dict)  # by error code
     pairs: dict[tuple[str, str], int] = field(default_factory=dict)  # asked for, by mode and reason
     advised: dict[tuple[str, str], int] = field(default_factory=dict)  # not asked for, likewise

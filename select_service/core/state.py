@@ -81,7 +81,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     pair: str | None = None  # of which it is a leg
     pair_answer: PairSelection | None = None  # the answer for a repeat, if it asked for a pair
     outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
-    wave: tuple[int, int] | None = None  # its group in the wave that made it, and shared tokens
+    batch: tuple[int, int] | None = None  # its group in the batch that made it, and shared tokens
     faded_at: int = 0  # output blocks when the last fraction came, also one that fades nothing
     session_id: str | None = None
     pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
@@ -251,7 +251,7 @@ class Reservations:
             return _FREED if bookings.is_remembered(name) else None
         hold = booking.hold
         if hold is not None and hold.is_whole and hold.is_open:
-            return _FREED  # recently freed, and its wave is incomplete
+            return _FREED  # recently freed, and its batch is incomplete
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))
@@ -442,7 +442,7 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
         [] if reservation.claim is None else list(reservation.claim.growth.outputs.items()),
-        reservation.wave,
+        reservation.batch,
         0 if reservation.claim is None else reservation.claim.growth.faded_at,
         reservation.session_id,
         reservation.pulled,
@@ -466,7 +466,7 @@ def _rebook(
     )
     reservation.selection_id, reservation.pair = facts.selection_id, facts.pair
     reservation.session_id = facts.session_id
-    reservation.wave, reservation.pulled = facts.wave, facts.pulled
+    reservation.batch, reservation.pulled = facts.batch, facts.pulled
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens
     reservation.track_prefill_tokens = facts.track_prefill_tokens

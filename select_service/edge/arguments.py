@@ -21,7 +21,7 @@ from select_service.edge.codec.json_codec import HASHES, TOKENS, RequestDecoder
 from select_service.errors import ServiceError
 from select_service.settings import FieldValidation
 from select_service.types import PromptFields
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -99,8 +99,8 @@ def taken_or_none(name: str, value: object, kind: type[T]) -> T | None:
     return None if value is None else taken(name, value, kind)
 
 
-def taken_wave(name: str, value: object) -> SelectBatchRequest:
-    """Return a wave as `taken` does; its prompts are judged one by one.
+def taken_batch(name: str, value: object) -> SelectBatchRequest:
+    """Return a batch as `taken` does; its prompts are judged one by one.
 
     Raises:
         TypeError: it is neither a struct nor a mapping.
@@ -118,7 +118,7 @@ def taken_wave(name: str, value: object) -> SelectBatchRequest:
     items = []
     for at, raw in enumerate(body.requests):
         try:
-            item = _decoder(WaveItem).decode(bytes(raw)).request
+            item = _decoder(SelectBatchItem).decode(bytes(raw)).request
             items.append(_with(item, split[at][1] if split else {}))
         except ServiceError as refusal:
             inside = "" if refusal.field is None else f".{refusal.field}"

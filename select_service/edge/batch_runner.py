@@ -1,7 +1,7 @@
-"""Runs waves in slices, so that they do not hold the loop.
+"""Runs batches in slices, so that they do not hold the loop.
 
 `core/batches/batch_selection.py` defines the steps; this takes them, until a slice of time is used
-up. If the client disconnects, nothing of its wave stays booked.
+up. If the client disconnects, nothing of its batch stays booked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.batches.batch_selection import RunningBatch
     from select_service.core.effects import Effects
     from select_service.edge.decision_report import DecisionReporter
-    from select_service.types.batches import WaveAnswer
+    from select_service.types.batches import SelectBatchAnswer
     from select_service.types.decisions import Candidate
 
 T = TypeVar("T")
@@ -36,19 +36,21 @@ class BatchBody(SelectBatchRequest, kw_only=True):
     """The body of POST /select_batch, as far as it is read in one go."""
 
     requests: Annotated[list[msgspec.Raw], Meta(max_length=ITEMS_MAX)]  # type: ignore[assignment]
-    """Each a `WaveItem`."""
+    """Each a `SelectBatchItem`."""
 
 
 _WITH_DECISION: Final = SelectRequest(explain=True)
 
 
 async def explained(
-    answer: WaveAnswer, decision_reports: DecisionReporter, write: Callable[[Candidate], object]
-) -> WaveAnswer:
+    answer: SelectBatchAnswer,
+    decision_reports: DecisionReporter,
+    write: Callable[[Candidate], object],
+) -> SelectBatchAnswer:
     """Return an answer as it goes out, with the requested decisions rendered.
 
     Args:
-        answer: as the wave returned it.
+        answer: as the batch returned it.
         decision_reports: renders decisions.
         write: as in `DecisionReporter.tell`.
     """
@@ -65,7 +67,7 @@ async def explained(
 
 
 class BatchRunner:
-    """Takes the steps of waves.
+    """Takes the steps of batches.
 
     Args:
         carry_out: carries out their effects.
@@ -77,18 +79,18 @@ class BatchRunner:
         self._clock = clock
         self._undoing: set[asyncio.Task[None]] = set()
 
-    async def run(self, wave: RunningBatch) -> WaveAnswer:
-        """Run a wave to its end; if it breaks off (its caller disconnected), free what was booked.
+    async def run(self, batch: RunningBatch) -> SelectBatchAnswer:
+        """Run a batch to its end; if it breaks off (its caller disconnected), free what was booked.
 
         Raises:
-            ServiceError: as the wave.
+            ServiceError: as the batch.
         """
         try:
-            return await take_steps(wave.steps(self._clock()), self._clock, self._carry_out)
+            return await take_steps(batch.steps(self._clock()), self._clock, self._carry_out)
         except ServiceError:
             raise  # it has already cleaned up
         except BaseException:
-            self.finish(wave.undo(self._clock()))
+            self.finish(batch.undo(self._clock()))
             raise
 
     def finish(self, steps: Generator[Effects, float, None]) -> None:
@@ -99,5 +101,5 @@ class BatchRunner:
         task.add_done_callback(self._undoing.discard)
 
     async def close(self) -> None:
-        """Finish undoing broken-off waves."""
+        """Finish undoing broken-off batches."""
         await asyncio.gather(*self._undoing, return_exceptions=True)

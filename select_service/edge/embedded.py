@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import (
     taken,
+    taken_batch,
     taken_or_none,
-    taken_wave,
 )
 from select_service.edge.batch_runner import explained
 from select_service.edge.decision_report import Wanted, as_told
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         TrustTable,
         WorkerRecord,
     )
-    from select_service.types.batches import SelectBatchRequest, WaveAnswer
+    from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
     from select_service.types.decisions import Decision
     from select_service.types.shadow import ShadowStatus
     from select_service.types.workers import DrainStatus
@@ -175,9 +175,11 @@ class SelectionService(EmbeddedOperations):
         return answer
 
     @operation
-    async def select_batch(self, request: SelectBatchRequest | Mapping[str, Any]) -> WaveAnswer:
+    async def select_batch(
+        self, request: SelectBatchRequest | Mapping[str, Any]
+    ) -> SelectBatchAnswer:
         """Place a batch of prompts together; POST /select_batch."""
-        request = taken_wave("request", request)
+        request = taken_batch("request", request)
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
         with withdrawn_if_lost(self.driver, answer):

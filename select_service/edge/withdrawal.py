@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from select_service.types.batches import WaveAnswer
+from select_service.types.batches import SelectBatchAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Withdraws(Protocol):
 
 def ids_in(answer: object) -> list[str]:
     """Return the ids of the reservations and pairs that an answer tells of."""
-    if isinstance(answer, WaveAnswer):
+    if isinstance(answer, SelectBatchAnswer):
         return [name for one in answer.results for name in ids_in(one.selection)]
     name = getattr(answer, "reservation_id", None)
     return [name] if isinstance(name, str) else []

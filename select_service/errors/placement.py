@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from select_service.types import Scope
-    from select_service.types.batches import WaveResult
+    from select_service.types.batches import SelectBatchResult
 
 _NAMED_MAX: Final = 8
 """Workers a refusal names."""
@@ -148,7 +148,7 @@ class BatchNotPlaced(ServiceError):
 
     code = "batch_not_placed"
 
-    def __init__(self, result: WaveResult, sample: int, exceeds: str | None = None) -> None:
+    def __init__(self, result: SelectBatchResult, sample: int, exceeds: str | None = None) -> None:
         """Word it.
 
         Args:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from select_service.settings.command_line import read_section
 from select_service.simulator.command_options import CapacityOptions, settings_of
 from select_service.simulator.comparison import as_text, base_of, perform
-from select_service.simulator.core.rivals import BEYOND
+from select_service.simulator.core.baselines import BEYOND
 from select_service.simulator.page import folded, page, table
 from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.results import expect_writable

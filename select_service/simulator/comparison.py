@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 import numpy as np
 
+from select_service.simulator.core.baselines import BEYOND
 from select_service.simulator.core.measures import Measures, RunPart
-from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.settings import PEER, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__

@@ -21,10 +21,10 @@ from select_service.core.recording.items import (
     Decided,
     Events,
     Gap,
+    PlannedBatch,
     ReservationStep,
     SettingsChange,
     SlotsChange,
-    Wave,
 )
 from select_service.simulator.core.decision_replay import (
     DecisionReplay,
@@ -197,8 +197,8 @@ class _Player:
         told = self.told
         if isinstance(item, Decided):
             self._guarded(path, lambda: self._decided(recorded_file, path, item))
-        elif isinstance(item, Wave):
-            self._guarded(path, lambda: self._wave(recorded_file, path, item))
+        elif isinstance(item, PlannedBatch):
+            self._guarded(path, lambda: self._batch(recorded_file, path, item))
         elif isinstance(item, ReservationStep):
             told.life[item.what] = told.life.get(item.what, 0) + 1
         elif isinstance(item, Events):
@@ -282,7 +282,7 @@ class _Player:
             told.differing += 1
             if told.first_difference is None:
                 told.first_difference = self._difference(path, fleet, item, recorded, again)
-        if self._other is None or again.rank is None or item.in_wave:
+        if self._other is None or again.rank is None or item.in_batch:
             return
         weights = self._other(item.weights, asked)
         other = decision_replay.choose(item, weights, RecordedRandom(item.draws, seed))
@@ -350,9 +350,9 @@ class _Player:
             replayed=_place(again),
         )
 
-    # -- waves -----------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
-    def _wave(self, recorded_file: RecordedFile, path: Path, item: Wave) -> None:
+    def _batch(self, recorded_file: RecordedFile, path: Path, item: PlannedBatch) -> None:
         fleet = recorded_file.fleet(item.scope)
         if not item.steps or not self._is_meant(*fleet.scope):
             return
@@ -362,8 +362,8 @@ class _Player:
         made = decision_replay.plan(
             item, self._as_was, lambda step: RecordedRandom(step.draws, seed)
         )
-        told.waves += 1
-        told.wave_members += len(item.members)
+        told.batches += 1
+        told.batch_members += len(item.members)
         for number, rank in made.recorded.items():
             told.decisions += 1
             if made.planned.get(number) == rank:
@@ -377,8 +377,8 @@ class _Player:
             other = decision_replay.plan(
                 item, self._other, lambda step: RecordedRandom(step.draws, seed)
             )
-            told.what_if.wave_members += len(item.members)
-            told.what_if.wave_members_moved += sum(
+            told.what_if.batch_members += len(item.members)
+            told.what_if.batch_members_moved += sum(
                 other.planned.get(number) != rank for number, rank in made.planned.items()
             )
 
@@ -386,7 +386,7 @@ class _Player:
         self,
         path: Path,
         fleet: ScopeFleet,
-        item: Wave,
+        item: PlannedBatch,
         number: int,
         then: Rank,
         now: Rank | None,
@@ -405,7 +405,7 @@ class _Player:
             candidates=len(rows) // 4 if isinstance(rows, bytes) else rows,
             recorded=ReplayPlace("planned", *then),
             replayed=ReplayPlace("unplanned") if now is None else ReplayPlace("planned", *now),
-            wave_member=number,
+            batch_member=number,
         )
 
     # -- the end ---------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class ReplayDifference(Struct):
     candidates: int
     recorded: ReplayPlace
     replayed: ReplayPlace
-    wave_member: int | None = None  # of a wave whose plan differs
+    batch_member: int | None = None  # of a batch whose plan differs
 
 
 class RecordingGap(Struct):
@@ -73,7 +73,7 @@ class WhatIf(Struct):
     """The choices of other weights, one decision at a time."""
 
     weights: dict[str, object]
-    decisions: int = 0  # that were placed, without waves and refusals
+    decisions: int = 0  # that were placed, without batches and refusals
     changed: int = 0
     agreement: float = 1.0
     prefill_tokens_recorded: int = 0
@@ -84,8 +84,8 @@ class WhatIf(Struct):
     spread: Spread | None = None
     # decisions that went to their session's rank, where no other was considered
     in_session: int = 0
-    wave_members: int = 0
-    wave_members_moved: int = 0
+    batch_members: int = 0
+    batch_members_moved: int = 0
     examples: list[ReplayDifference] = []
     ranks: list[RankWork] = []  # all that ever existed in a scope with placements
     sizes: list[tuple[int, int, int]] = []  # tokens to prefill → decisions as recorded, and now
@@ -102,8 +102,8 @@ class ReplayResult(Struct):
     pairs: int = 0
     cache_thresholds: int = 0
     refused: dict[str, int] = {}  # by code; by admission or queues, which are not repeated
-    waves: int = 0
-    wave_members: int = 0
+    batches: int = 0
+    batch_members: int = 0
     reproduced: int = 0
     differing: int = 0
     first_difference: ReplayDifference | None = None

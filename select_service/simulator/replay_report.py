@@ -101,7 +101,7 @@ def _outcomes(told: ReplayResult) -> list[list[str]]:
         _KINDS["pair"]: told.pairs,
         _KINDS["cache_threshold"]: told.cache_thresholds,
         **{f"refused: {code}": count for code, count in sorted(told.refused.items())},
-        f"planned in batches ({told.waves:,})": told.wave_members,
+        f"planned in batches ({told.batches:,})": told.batch_members,
     }
     return [[what, f"{count:,}"] for what, count in counts.items() if count]
 
@@ -152,8 +152,8 @@ def _moved(told: WhatIf) -> str:
     )
     if told.in_session:
         text += f" {told.in_session:,} of them stay with their session, as they did."
-    if told.wave_members:
-        text += f" Of {told.wave_members:,} in batches {told.wave_members_moved:,} go elsewhere."
+    if told.batch_members:
+        text += f" Of {told.batch_members:,} in batches {told.batch_members_moved:,} go elsewhere."
     return f"{text} CoV: standard deviation over mean, of what ranks were given; 0 is even."
 
 

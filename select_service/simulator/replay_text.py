@@ -20,7 +20,8 @@ def as_text(told: ReplayResult) -> str:
     lines = [
         f"{counted(len(told.files), 'file')} of select-service {', '.join(told.service) or '?'}, "
         f"{told.seconds:.1f} s: {told.decisions} decisions",
-        f"  placed {told.placed}, pairs {told.pairs}, in {told.waves} batches {told.wave_members}, "
+        f"  placed {told.placed}, pairs {told.pairs}, "
+        f"in {told.batches} batches {told.batch_members}, "
         f"below the cache threshold {told.cache_thresholds}",
     ]
     for name, counts in (("refused", told.refused), ("life", told.life), ("events", told.events)):
@@ -49,8 +50,10 @@ def _what_if(told: WhatIf) -> list[str]:
         lines.append(f"  spread {_spread(told.spread_recorded)} -> {_spread(told.spread)}")
     if told.in_session:
         lines.append(f"  {told.in_session} of them stay with their session, as they did")
-    if told.wave_members:
-        lines.append(f"  of {told.wave_members} in batches {told.wave_members_moved} go elsewhere")
+    if told.batch_members:
+        lines.append(
+            f"  of {told.batch_members} in batches {told.batch_members_moved} go elsewhere"
+        )
     for one in told.examples:
         lines += _difference(one)
     return lines
@@ -91,7 +94,7 @@ def _spread(one: Spread) -> str:
 
 def _difference(one: ReplayDifference) -> list[str]:
     name = " ".join(filter(None, (one.reservation_id, one.selection_id)))
-    member = "" if one.wave_member is None else f" member {one.wave_member} of a batch,"
+    member = "" if one.batch_member is None else f" member {one.batch_member} of a batch,"
     return [
         f"  decision {one.decision} {name} after {one.at_s:.3f} s,{member} {one.model_name} "
         f"{one.tenant_id}, {one.isl_tokens} tokens, {one.candidates} candidates",

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from select_service.simulator.core.baselines.dynamo_agentic import agentic_weights
+from select_service.simulator.core.baselines.oracle import BoundRouter
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import SimulatedPool
@@ -26,8 +28,6 @@ from select_service.simulator.core.latency import SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import ClientRequest
-from select_service.simulator.core.rivals.dynamo_agentic import agentic_weights
-from select_service.simulator.core.rivals.oracle import BoundRouter
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.recordings import requests_of
 from select_service.simulator.settings import DEFAULTS, ROUTERS, peer_of

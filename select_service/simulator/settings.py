@@ -23,10 +23,10 @@ from select_service.settings.value_types import (
     size,
     whole,
 )
+from select_service.simulator.core.baselines import BASELINES, IMPOSSIBLE
+from select_service.simulator.core.baselines.dynamo_agentic import DYNAMO_AGENTIC
 from select_service.simulator.core.engine_settings import KV_TOKENS, EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency
-from select_service.simulator.core.rivals import IMPOSSIBLE, RIVALS
-from select_service.simulator.core.rivals.dynamo_agentic import DYNAMO_AGENTIC
 from select_service.simulator.core.routers import SIMPLE_ROUTERS, Counting
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.engine_presets import preset_of
@@ -48,7 +48,7 @@ DEFAULTS: Final[dict[str, RouterConfig]] = {
 """The policies of the core, with their weights where none are given."""
 
 ROUTERS: Final[dict[str, type[Counting]]] = {
-    kind.name: kind for kind in (*RIVALS, *SIMPLE_ROUTERS, *IMPOSSIBLE)
+    kind.name: kind for kind in (*BASELINES, *SIMPLE_ROUTERS, *IMPOSSIBLE)
 }
 """The policies that are not of the core, by the names they have of themselves."""
 

@@ -16,7 +16,7 @@ LoadLimit = Annotated[float, Meta(ge=1.0, le=1e6)]
 Together = Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
-class WaveItem(SelectAndReserveRequest, kw_only=True):
+class SelectBatchItem(SelectAndReserveRequest, kw_only=True):
     """One prompt of a batch, or several samples of it; a body of /select_and_reserve.
 
     Of `n` samples with a `reservation_id` or `selection_id`, sample k has that id with `.k` behind.
@@ -29,7 +29,7 @@ class WaveItem(SelectAndReserveRequest, kw_only=True):
 class SelectBatchRequest(Struct, kw_only=True):
     """POST /select_batch: choose workers for a whole batch of prompts in one call."""
 
-    requests: list[WaveItem]
+    requests: list[SelectBatchItem]
     """Prompts to place together."""
     reserve: bool = False
     """Whether to book what is chosen, as `/select_and_reserve` does."""
@@ -41,7 +41,7 @@ class SelectBatchRequest(Struct, kw_only=True):
     """How many equal prompts go to one rank, whatever its share is, e.g. `4`."""
 
 
-class WaveResult(Struct, frozen=True, omit_defaults=True):
+class SelectBatchResult(Struct, frozen=True, omit_defaults=True):
     """The result of one sample: the answer it would have had alone."""
 
     request: int
@@ -59,7 +59,7 @@ class WaveResult(Struct, frozen=True, omit_defaults=True):
     retry_after_s: float | UnsetType = UNSET
 
 
-class WaveRank(Struct, frozen=True):
+class SelectBatchRank(Struct, frozen=True):
     """What a batch has placed on one rank."""
 
     model_name: str
@@ -72,10 +72,10 @@ class WaveRank(Struct, frozen=True):
     """Tokens to compute for them, e.g. `4096`."""
 
 
-class WaveAnswer(Struct, frozen=True):
+class SelectBatchAnswer(Struct, frozen=True):
     """POST /select_batch: a result for each sample, in order; `n` of one request side by side."""
 
-    results: list[WaveResult]
+    results: list[SelectBatchResult]
     """A result for each sample, in order; those of one request are side by side."""
     placed: int
     """Number of samples that were placed, e.g. `8`."""
@@ -83,5 +83,5 @@ class WaveAnswer(Struct, frozen=True):
     """Number of groups of prompts with a common prefix; a prompt like no other is one, e.g. `2`."""
     prefixes_computed: int  # as often a group's prefix is computed anew: at best once each
     """How often the prefix of a group is computed anew; at best once each, e.g. `2`."""
-    ranks: list[WaveRank]
+    ranks: list[SelectBatchRank]
     """What was placed on each rank."""

@@ -24,12 +24,12 @@ Excluded = Literal[
     "session",
     "taint",
     "unreachable",
-    "wave",
+    "batch",
 ]
 """Why a rank was no candidate. `failing` and `unreachable`: it is passed over for a while, because
 its reservations failed or its event publisher is out of reach; `refused`: nobody was, the request
-was turned away before; `session`: its session is on another; `wave`: the rank was chosen for all of
-a batch together (POST /select_batch)."""
+was turned away before; `session`: its session is on another; `batch`: the rank was chosen for all
+of a batch (POST /select_batch)."""
 
 
 Outcome = Literal["placed", "refused", "cache_threshold"]

@@ -46,7 +46,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import RankMetrics, WorkerMetrics
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 from tests import wait
 from tests.live.server import OURS_EXTRA, Server
 
@@ -422,16 +422,18 @@ def test_many_calls_and_a_lease_of_ones_own(server: Server) -> None:
             client.renew_lease("nobody's")
 
 
-def test_a_wave_and_a_lost_reply_to_it(server: Server) -> None:
+def test_a_batch_and_a_lost_reply_to_it(server: Server) -> None:
     with Client(url(server)) as client:
         hashes = b"".join(number.to_bytes(8, "little") for number in range(1, 5))
         items = [
-            WaveItem(block_hashes=hashes, sequence_hashes=hashes, isl_tokens=64, n=3, ttl_s=60.0)
+            SelectBatchItem(
+                block_hashes=hashes, sequence_hashes=hashes, isl_tokens=64, n=3, ttl_s=60.0
+            )
         ]
-        wave = SelectBatchRequest(requests=items, reserve=True)
-        answer = client.select_batch(wave)
+        batch = SelectBatchRequest(requests=items, reserve=True)
+        answer = client.select_batch(batch)
         assert (answer.placed, answer.groups, answer.prefixes_computed) == (3, 1, 1)
-        again = client.select_batch(wave)
+        again = client.select_batch(batch)
         assert [one.selection for one in again.results] == [one.selection for one in answer.results]
         assert total(client)[0] == 3
         names = [one.selection.reservation_id for one in answer.results if one.selection]

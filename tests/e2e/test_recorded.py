@@ -100,9 +100,9 @@ class Caller(threading.Thread):
         rng, name = self.rng, f"c{self.number}-{count}"
         kind = rng.random()
         if kind < 0.1:
-            wave = [{**self.prompt(), "reservation_id": name, "n": 5}]
+            batch = [{**self.prompt(), "reservation_id": name, "n": 5}]
             status, told = self.ask(
-                connection, "POST", "/select_batch", {"requests": wave, "reserve": True}
+                connection, "POST", "/select_batch", {"requests": batch, "reserve": True}
             )
             assert status == 200, told
             placed = [one["selection"] for one in told["results"] if "selection" in one]
@@ -183,7 +183,7 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, polic
     assert told.first_difference is None
     assert told.reproduced == told.decisions
     assert not told.missing
-    assert told.waves > 0
+    assert told.batches > 0
     assert told.events["stored"] >= 12
     assert "select_service_recording_refused 0.0" in metrics
     answers = {name: where for caller in callers for name, where in caller.answers.items()}

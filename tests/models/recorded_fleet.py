@@ -1,8 +1,8 @@
 """A random service that is recorded: everything that decides, in every mixture a seed brings.
 
 Models and tenants, ranks, roles, taints, tiers, shared prompts, temperatures, caps and queues,
-cache thresholds, pairs, waves, sessions, leases that end, workers that come, drain and go, doubted
-indexes; either policy, with terms of its own now and then.
+cache thresholds, pairs, batches, sessions, leases that end, workers that come, drain and go,
+doubted indexes; either policy, with terms of its own now and then.
 What was answered is written down beside, by who asked: a witness of its own.
 """
 
@@ -44,7 +44,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 from select_service.types.shadow import ShadowSettings
 from select_service.types.workers import DrainRequest
 
@@ -170,7 +170,7 @@ class RecordedFleet:
         self.waiting: list[Ticket] = []
         self.live: list[str] = []
         self.count = 0
-        self.wave_samples = 0
+        self.batch_samples = 0
         for worker_id in range(draw.randint(2, 9)):
             self.worker(worker_id)
         for _ in range(draw.randint(0, 12)):
@@ -179,7 +179,7 @@ class RecordedFleet:
     def play(self, steps: int) -> None:
         """Let so many things happen."""
         likely = [self.ask, self.ask, self.ask, self.ask, self.report, self.report, self.hold]
-        rare = [self.wave, self.churn, self.wait, self.doubt]
+        rare = [self.batch, self.churn, self.wait, self.doubt]
         for _ in range(steps):
             self.draw.choice(likely if self.draw.random() < 0.85 else rare)()
 
@@ -276,7 +276,7 @@ class RecordedFleet:
             asked["expected_output_tokens"] = 40
         return asked
 
-    def wave(self) -> None:
+    def batch(self) -> None:
         draw = self.draw
         items: list[Any] = []
         for _ in range(draw.randint(1, 4)):
@@ -284,7 +284,7 @@ class RecordedFleet:
             asked = self.wishes()
             asked.pop("pinned_worker", None)
             n = draw.randint(1, 6)
-            items.append((WaveItem(reservation_id=f"w{self.count}", n=n, **asked), b""))
+            items.append((SelectBatchItem(reservation_id=f"w{self.count}", n=n, **asked), b""))
         wants = SelectBatchRequest(requests=[], reserve=draw.random() < 0.5)
         steps = self.core.batch_selection.begin(wants, items).steps(self.now)
         try:
@@ -299,7 +299,7 @@ class RecordedFleet:
             for result in done.value.results:
                 if isinstance(result.selection, Selection) and wants.reserve:
                     self.live.append(str(result.selection.reservation_id))
-                self.wave_samples += 1
+                self.batch_samples += 1
 
     def report(self) -> None:
         """Somebody's prompt is computed, a block is full, a request is over."""

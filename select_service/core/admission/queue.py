@@ -36,11 +36,11 @@ _LAST: Final = 1 << 64
 
 
 class Planned(NamedTuple):
-    """Where its wave wants a request."""
+    """Where its batch wants a request."""
 
     slot: int
-    group: int  # the number of its group in the wave
-    shared_tokens: int  # of its prompt, computed on that slot by another of the wave
+    group: int  # the number of its group in the batch
+    shared_tokens: int  # of its prompt, computed on that slot by another of the batch
 
     def booked_on(self, slot: int) -> tuple[int, int]:
         """Return the group and shared tokens of a booking on a slot, as planned or not."""
@@ -77,7 +77,7 @@ class Ticket(Struct, eq=False):
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
     held: HeldAllowance | None = None  # allowance held for it since the policy admitted it
-    in_wave: bool = False  # it follows the plan of its batch; see `batch_plan.py`
+    in_batch: bool = False  # it follows the plan of its batch; see `batch_plan.py`
     planned: Planned | None = None  # where its batch wants it
     in_session: bool = False  # it follows its session; see `reservations/sessions.py`
     watched: float = math.inf  # its key in `TicketDeadlines`: never later than its deadline

@@ -1,9 +1,9 @@
-"""Plans a wave: shared prefixes are computed once, and no rank is overloaded.
+"""Plans a batch: shared prefixes are computed once, and no rank is overloaded.
 
 Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
 the rank where it costs least by the formula of single requests (`pricing/cost.py`), including the
-wave's load so far. A rank takes no more than its share of the wave's requests; the rest of a group
-goes on elsewhere. Nothing is changed here: `batch_selection.py` carries the plan out.
+load of the batch so far. A rank takes no more than its share of the batch's requests; the rest of a
+group goes on elsewhere. Nothing is changed here: `batch_selection.py` carries the plan out.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MEMBERS_PER_STEP: Final = 64
 
 
 class BatchMember(NamedTuple):
-    """One sample of a wave."""
+    """One sample of a batch."""
 
-    number: int  # its position in the wave
+    number: int  # its position in the batch
     request: SelectRequest
     prompt: Prompt
     weights: Weights
@@ -64,7 +64,7 @@ class PlannedRank(NamedTuple):
 
     member: BatchMember
     slot: int
-    mate: int  # wave position of the member there with the longest common prefix; -1: none
+    mate: int  # batch position of the member there with the longest common prefix; -1: none
     shared_blocks: int  # blocks of that prefix
     group: int  # the number of its group in the plan
 
@@ -118,7 +118,7 @@ def even_share(standing: Sequence[int] | Slots, arriving: int) -> float:
 
 
 class BatchPlan:
-    """The plan of a wave in one partition.
+    """The plan of a batch in one partition.
 
     `load_limit` is the most requests a rank may get to, as a multiple of its even share;
     `keep_together` members of a group go to one rank whatever its share. Planning takes several
@@ -145,7 +145,7 @@ class BatchPlan:
         self.prices: Callable[[BatchMember], None] | None = None
         """Called with each member before its candidates are priced; for a recorder."""
         size = len(partition.ledger.loads.requests)  # the index may have ranks of no worker
-        self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
+        self._placed = np.zeros(size, dtype=np.int64)  # requests of the batch, by slot
         self._prefill = np.zeros(size)  # tokens to compute for them
         self._decode = np.zeros(size)  # their distinct blocks
         self._context = np.zeros(size)  # what they add to the context
@@ -193,7 +193,7 @@ class BatchPlan:
             if not is_open.any():
                 is_open = load == load.min()
             fits = np.maximum(room, self._limit - load) >= remaining
-            prices = self._with_wave(base, rows, first)
+            prices = self._with_batch(base, rows, first)
             # splitting the group would compute its prefix once more elsewhere
             prices = prices + np.where(fits, 0.0, self._prefix_price(group, left, first))
             among = np.flatnonzero(is_open)
@@ -205,7 +205,7 @@ class BatchPlan:
             left += count
 
     def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
-        """Return a prompt's cost on its rows without the wave, and its tokens there or pulled."""
+        """Return a prompt's cost on its rows without the batch, and its tokens there or pulled."""
         if self.prices is not None:
             self.prices(member)
         partition, prompt, rows = self.partition, member.prompt, member.rows
@@ -216,7 +216,7 @@ class BatchPlan:
         cost = terms.cost if preference is None else terms.cost * preference
         return cost, terms.cached_tokens + terms.pulled * partition.index.block_size
 
-    def _with_wave(self, base: Floats, rows: Rows, member: BatchMember) -> Floats:
+    def _with_batch(self, base: Floats, rows: Rows, member: BatchMember) -> Floats:
         weights = member.weights
         prices: Floats = base + weights.decode_load_scale * self._decode[rows]
         if weights.context_load_scale:

@@ -1,6 +1,6 @@
-"""The verb of a wave: many prompts placed together, independently or all-or-none.
+"""The verb of a batch: many prompts placed together, independently or all-or-none.
 
-A wave runs in steps, so that a thousand prompts do not block the loop: the caller drives a
+A batch runs in steps, so that a thousand prompts do not block the loop: the caller drives a
 generator, sends it the time and carries out the effects. `batch_plan.py` decides where each prompt
 should go, and `routing/place.py` takes it there like any other request.
 """
@@ -28,7 +28,12 @@ from select_service.errors import (
     retry_after,
 )
 from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
-from select_service.types.batches import WaveAnswer, WaveItem, WaveRank, WaveResult
+from select_service.types.batches import (
+    SelectBatchAnswer,
+    SelectBatchItem,
+    SelectBatchRank,
+    SelectBatchResult,
+)
 
 if TYPE_CHECKING:
     import random
@@ -48,8 +53,8 @@ if TYPE_CHECKING:
     from select_service.types import CoreLimits, SelectRequest
     from select_service.types.batches import SelectBatchRequest
 
-    Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
-    Steps: TypeAlias = Generator[Effects, float, WaveAnswer]
+    Item: TypeAlias = tuple[SelectBatchItem, bytes] | ServiceError
+    Steps: TypeAlias = Generator[Effects, float, SelectBatchAnswer]
     Read: TypeAlias = tuple[Partition, Prompt, Weights]
 
 _SAMPLES_PER_STEP: Final = 16
@@ -67,13 +72,13 @@ class _Sample(Struct, eq=False):
     refusal: ServiceError | None = None  # why it has no candidates; a repeat needs none
     shared_tokens: int = 0
     placed_at: int = -1  # the slot it went to
-    result: WaveResult | None = None
-    booked: str | None = None  # id of its booking, if this wave made it
+    result: SelectBatchResult | None = None
+    booked: str | None = None  # id of its booking, if this batch made it
     claim: Claim | None = None  # on it, if replicas are told
 
 
 class BatchSelection:
-    """Starts waves, and holds their collaborators."""
+    """Starts batches, and holds their collaborators."""
 
     def __init__(  # noqa: PLR0917 - whom they work with
         self,
@@ -97,7 +102,7 @@ class BatchSelection:
         self.limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> RunningBatch:
-        """Validate a wave as a whole; nothing is chosen yet.
+        """Validate a batch as a whole; nothing is chosen yet.
 
         The `requests` of `request` are not read: `items` are these, each with the canonical
         bytes of its unknown members, or the error that made it unreadable.
@@ -105,25 +110,25 @@ class BatchSelection:
         Raises:
             InvalidField: too many samples, or `atomic` without `reserve`.
         """
-        most = self.limits.wave_samples_max
+        most = self.limits.batch_samples_max
         samples = sum(1 if isinstance(one, ServiceError) else one[0].n for one in items)
         if samples > most:
             why = f"requests must be at most {most} samples"
-            raise InvalidField(why, field="requests", limit="wave_samples_max")
+            raise InvalidField(why, field="requests", limit="batch_samples_max")
         if request.atomic and not request.reserve:
             raise InvalidField("atomic needs reserve: nothing is booked without", field="atomic")
-        self.counters.waves += 1
-        self.counters.wave_samples += samples
+        self.counters.batches += 1
+        self.counters.batch_samples += samples
         return RunningBatch(self, request, items)
 
 
 class RunningBatch:
-    """One wave in progress; no step awaits anything, and each takes about as long as a request."""
+    """One batch in progress; no step awaits anything, and each takes about as long as a request."""
 
     def __init__(
-        self, waves: BatchSelection, wants: SelectBatchRequest, items: Sequence[Item]
+        self, selection: BatchSelection, wants: SelectBatchRequest, items: Sequence[Item]
     ) -> None:
-        self._waves = waves
+        self._selection = selection
         self._wants = wants
         self._items = items
         self._samples: list[_Sample] = []
@@ -137,11 +142,11 @@ class RunningBatch:
         self._hold = Hold(is_whole=wants.atomic)  # all-or-none is one commit
 
     def steps(self, now: float) -> Steps:
-        """Place the wave, one step for each time sent to the generator.
+        """Place the batch, one step for each time sent to the generator.
 
         Raises:
             BatchNotPlaced: all-or-none was requested and a sample cannot be placed; all bookings of
-                this wave are freed again.
+                this batch are freed again.
         """
         for at, item in enumerate(self._items):
             for _ in self._read(at, item, now):
@@ -165,8 +170,8 @@ class RunningBatch:
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
-        """End this wave's bookings one by one, except those already ended. Idempotent."""
-        bookings = self._waves.lifecycle.bookings
+        """End this batch's bookings one by one, except those already ended. Idempotent."""
+        bookings = self._selection.lifecycle.bookings
         for sample in self._samples:
             if sample.booked is not None:
                 name, sample.booked = sample.booked, None
@@ -176,13 +181,13 @@ class RunningBatch:
                 is_again = claim is not None and claim.booked
                 if booking is None or not (is_held or is_again):
                     # by now the id belongs to another booking, perhaps of a replica
-                    self._waves.lifecycle.announcer.claims.give_up(claim, now)
+                    self._selection.lifecycle.announcer.claims.give_up(claim, now)
                     continue
                 try:
                     if self._hold.is_open and (is_held or booking.holders == 1):
-                        effects = self._waves.free(name, now)
+                        effects = self._selection.free(name, now)
                     else:  # repeats of the request may have been answered
-                        effects = self._waves.withdraw(name, booking.number, now)
+                        effects = self._selection.withdraw(name, booking.number, now)
                 except ServiceError:  # its worker has gone, and the booking with it
                     continue
                 now = yield effects
@@ -192,16 +197,16 @@ class RunningBatch:
     def _release(self) -> None:
         """Make the bookings final: from now on replicas hear of them, and the disk gets them."""
         self._hold.is_open = False
-        changes = self._waves.lifecycle.bookings.changes
+        changes = self._selection.lifecycle.bookings.changes
         if changes is not None:
             changes.release(self._hold)
 
     def _tell_kept(self) -> Iterator[Effects]:
         """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
-        claims = self._waves.lifecycle.announcer.claims
+        claims = self._selection.lifecycle.announcer.claims
         held = (one.claim for one in self._samples if one.claim is not None)
         live = (claim for claim in held if claims.own.holds(claim) and not claim.growth.kept)
-        while some := list(islice(live, self._waves.limits.replica_items_per_message_max)):
+        while some := list(islice(live, self._selection.limits.replica_items_per_message_max)):
             yield Effects(published=[claims.keep(some)])
 
     # -- reading ---------------------------------------------------------------------------------
@@ -215,7 +220,7 @@ class RunningBatch:
         request, unknown = item
         read = rows = refusal = None
         try:
-            read = self._waves.reader.selection(request)
+            read = self._selection.reader.selection(request)
             rows = read[0].candidates(request)
         except ServiceError as error:
             refusal = error
@@ -233,7 +238,7 @@ class RunningBatch:
         return (
             self._wants.reserve
             and name is not None
-            and self._waves.lifecycle.repeats.is_known(name)
+            and self._selection.lifecycle.repeats.is_known(name)
         )
 
     def _repeats(self, now: float) -> Generator[Effects, float, float]:
@@ -249,7 +254,7 @@ class RunningBatch:
         return now
 
     def _refuse_unread(self, sample: _Sample, refusal: ServiceError, now: float) -> None:
-        self._waves.placer.other_answers.refuse(None, refusal, now)
+        self._selection.placer.other_answers.refuse(None, refusal, now)
         self._refuse(sample, refusal)
 
     # -- placing ---------------------------------------------------------------------------------
@@ -274,11 +279,11 @@ class RunningBatch:
             load_limit=self._wants.load_limit,
             keep_together=self._wants.keep_together,
             now=now,
-            rng=self._waves.rng,
+            rng=self._selection.rng,
         )
         size = partition.index.block_size
         planned_ranks = []
-        recorder = self._waves.recorder
+        recorder = self._selection.recorder
         for piece in plan.planned_ranks() if recorder is None else recorder.steps_of(plan):
             planned_ranks += piece
             now = yield NOTHING
@@ -301,7 +306,7 @@ class RunningBatch:
             planned = Planned(planned_rank.slot, first_group + planned_rank.group, tokens)
             now = yield self._place(sample, planned, now)
             if not _is_placed(sample):
-                # Give up at once: further bookings might take ids of an equal, earlier wave, which
+                # Give up at once: further bookings might take ids of an equal, earlier batch, which
                 # would then be undone because of this one.
                 self._check_all()
         return now
@@ -309,10 +314,10 @@ class RunningBatch:
     def _place(self, sample: _Sample, planned: Planned | None, now: float) -> Effects:
         """Select for one sample, and book if wanted; a refusal becomes its result."""
         was_known = self._is_repeat(sample)
-        bookings = self._waves.lifecycle.bookings
-        bookings.hold = self._hold  # a booking is published when the wave is done
+        bookings = self._selection.lifecycle.bookings
+        bookings.hold = self._hold  # a booking is published when the batch is done
         try:
-            answer, effects = self._waves.placer.select_and_reserve(
+            answer, effects = self._selection.placer.select_and_reserve(
                 sample.request,
                 now,
                 unknown=sample.unknown,
@@ -340,21 +345,21 @@ class RunningBatch:
             self._count(answer, shared_tokens)
         if isinstance(answer, Selection):
             answer.sequence_hashes = UNSET  # a thousand of them would be megabytes
-            sample.result = WaveResult(
+            sample.result = SelectBatchResult(
                 sample.item, 200, selection=answer, shared_tokens=shared_tokens
             )
         else:
             assert isinstance(answer, CacheThreshold), "nobody is given a pair that wants none"
-            sample.result = WaveResult(sample.item, 200, cache_threshold=answer)
+            sample.result = SelectBatchResult(sample.item, 200, cache_threshold=answer)
         return effects
 
     def _count_repeat(self, answer: Selection) -> int:
-        """Count a repeat as its first wave did, once; return what it shared with others there.
+        """Count a repeat as its first batch did, once; return what it shared with others there.
 
         One that was booked alone is a group of its own.
         """
         name = str(answer.reservation_id)
-        group, shared_tokens = self._waves.lifecycle.repeats.in_wave(name) or (None, 0)
+        group, shared_tokens = self._selection.lifecycle.repeats.in_batch(name) or (None, 0)
         if name in self._counted:  # the id comes twice
             return shared_tokens
         self._counted.add(name)
@@ -381,7 +386,7 @@ class RunningBatch:
             field = f"requests[{sample.item}].{refusal.field}"
         again_s = retry_after(refusal)
         sample.rows = None
-        sample.result = WaveResult(
+        sample.result = SelectBatchResult(
             sample.item,
             refusal.status,
             error=str(refusal),
@@ -400,16 +405,16 @@ class RunningBatch:
             return
         for at, sample in enumerate(self._samples):
             if sample.result is not None and not _is_placed(sample):
-                self._waves.counters.waves_undone += 1
+                self._selection.counters.batches_undone += 1
                 raise BatchNotPlaced(sample.result, at, exceeds=self._exceeds(sample))
 
     def _exceeds(self, refused: _Sample) -> str | None:
-        """Return the code of the limit that the wave as a whole exceeds however long one waits.
+        """Return the code of the limit that the batch as a whole exceeds however long one waits.
 
-        Where only the wave itself keeps the refused sample's ranks busy, there is nothing to wait
+        Where only the batch itself keeps the refused sample's ranks busy, there is nothing to wait
         for either.
         """
-        if len(self._samples) > self._waves.limits.reservations_max:
+        if len(self._samples) > self._selection.limits.reservations_max:
             return TooManyReservations.code
         if refused.read is None or refused.result is None:
             return None
@@ -437,7 +442,7 @@ class RunningBatch:
         return str(code) if waits and self._is_alone(partition, rows) else None
 
     def _is_alone(self, partition: Partition, rows: Rows) -> bool:
-        """Tell whether these ranks carry nothing but what this wave has booked on them."""
+        """Tell whether these ranks carry nothing but what this batch has booked on them."""
         slots = set(range(rows.stop) if isinstance(rows, slice) else rows.tolist())
         own = sum(
             sample.booked is not None
@@ -448,15 +453,15 @@ class RunningBatch:
         )
         return int(partition.ledger.loads.requests[rows].sum()) == own
 
-    def _answer(self) -> WaveAnswer:
+    def _answer(self) -> SelectBatchAnswer:
         results = []
         for sample in self._samples:
             assert sample.result is not None
             results.append(sample.result)
-        ranks = [WaveRank(*rank, *brought) for rank, brought in sorted(self._ranks.items())]
+        ranks = [SelectBatchRank(*rank, *brought) for rank, brought in sorted(self._ranks.items())]
         placed = sum(_is_placed(sample) for sample in self._samples)
         groups = self._groups + len(self._groups_before)
-        return WaveAnswer(results, placed, groups, self._computed, ranks)
+        return SelectBatchAnswer(results, placed, groups, self._computed, ranks)
 
 
 def _is_placed(sample: _Sample) -> bool:
@@ -473,7 +478,7 @@ def _same_candidates(one: SelectRequest, other: SelectRequest) -> bool:
     )
 
 
-def _alone(item: WaveItem, k: int) -> SelectAndReserveRequest:
+def _alone(item: SelectBatchItem, k: int) -> SelectAndReserveRequest:
     """Return sample k as a single request."""
     fields = {name: getattr(item, name) for name in SelectAndReserveRequest.__struct_fields__}
     if item.n > 1:

@@ -362,7 +362,7 @@ def odds_of(ticket: Ticket) -> Odds:
         request.allowed_worker_ids,
         None if constraints is UNSET else constraints,
         is_pair=isinstance(request, SelectPairRequest),
-        in_wave=ticket.in_wave,
+        in_batch=ticket.in_batch,
         in_session=ticket.in_session,
         ejected=ticket.partition.outliers.ejected or None,
     )

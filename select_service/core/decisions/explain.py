@@ -314,8 +314,8 @@ def _unfit(
         return "full" if rank.slot in odds.full else "busy"
     if odds.refusal is not None:
         return "refused"
-    if (odds.in_wave or odds.in_session) and not holds_to_cache:
-        return "wave" if odds.in_wave else "session"
+    if (odds.in_batch or odds.in_session) and not holds_to_cache:
+        return "batch" if odds.in_batch else "session"
     return "role" if odds.is_pair else "cache_hit"
 
 

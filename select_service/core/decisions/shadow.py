@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 BURST_S: Final = 1.0
 """Seconds of budget that may be spent at once: requests come in bursts."""
 
-SKIPPED: Final = ("sample", "budget", "only", "pair", "wave")
+SKIPPED: Final = ("sample", "budget", "only", "pair", "batch")
 """Why a decision was not scored: it was not sampled; or, if it was: the budget was spent, there was
-one candidate, it was about a pair, its rank was chosen for a wave as a whole."""
+one candidate, it was about a pair, its rank was chosen for a batch as a whole."""
 
 _STEP: Final = 0.6180339887498949
 """The golden section: its multiples are spread evenly over [0, 1) however many there are, and
@@ -193,8 +193,8 @@ class Shadow:
         if phase >= self._sample:
             tally = ticket.partition.shadow_tally or _tally(ticket.partition)
             tally.undrawn += 1
-        elif ticket.in_wave:
-            self.skip(ticket, "wave")
+        elif ticket.in_batch:
+            self.skip(ticket, "batch")
         elif (rows.stop if isinstance(rows, slice) else len(rows)) < 2:  # noqa: PLR2004 - a choice
             self.skip(ticket, "only")
         elif not self.budget.has_any(now):

@@ -121,7 +121,7 @@ class FleetSlots:
         return None if worker is None else worker.slots.get(rank.dp_rank)
 
     def taints_at(self, slot: int) -> frozenset[str]:
-        """Return the taints of a slot's worker; empty if it has left since a wave was planned."""
+        """Return the taints of a slot's worker; empty if it has left since a batch was planned."""
         occupant = self.occupants[slot]
         return frozenset() if occupant is None else occupant[0].taints
 

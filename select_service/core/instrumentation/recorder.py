@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from select_service.core.recording.items import Gap, ReservationStep
 from select_service.core.recording.notes import (
+    BatchNote,
     BirthNote,
     ChangeNote,
     DecisionNote,
     SlotsNote,
     StepNote,
-    WaveNote,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Recorder:
             couple,
             thresholds,
             self.draws(),
-            ticket.in_wave,
+            ticket.in_batch,
             ticket.in_session,
         )
         self.sink.put(note, size)
@@ -231,7 +231,7 @@ class Recorder:
             self.sink.leave_out()
             return
         counted = plan.now, partition.ledger.sequence_blocks
-        self.sink.put(WaveNote(self.now, *facts, members, taken, *counted), size)
+        self.sink.put(BatchNote(self.now, *facts, members, taken, *counted), size)
 
 
 def _pulls_bytes(seen: Seen) -> int:

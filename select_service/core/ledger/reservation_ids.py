@@ -158,7 +158,7 @@ class ReservationIds:
         return booking
 
     def is_under_way(self, booking: LiveReservation) -> bool:
-        """Tell whether a wave, other than the present one, may yet take a booking back."""
+        """Tell whether a batch, other than the present one, may yet take a booking back."""
         hold = booking.hold
         return hold is not None and hold.is_open and hold is not self.hold
 

@@ -29,9 +29,9 @@ from select_service.core.recording.items import (
     Gap,
     Header,
     Item,
+    PlannedBatch,
     ReservationStep,
     SlotsChange,
-    Wave,
 )
 
 if TYPE_CHECKING:
@@ -154,13 +154,13 @@ class RecordedFile:
                 elif isinstance(item, SlotsChange):
                     self._attach(item)
                 elif (
-                    isinstance(item, Decided | Wave | Events | ReservationStep)
+                    isinstance(item, Decided | PlannedBatch | Events | ReservationStep)
                     and item.scope is not None
                 ):
                     self.fleet(item.scope)
                 elif isinstance(item, End):
                     self.is_ended = True
-                if isinstance(item, Decided | Wave):
+                if isinstance(item, Decided | PlannedBatch):
                     self._fill(item)
                 yield item
         except BadRecording as error:
@@ -200,7 +200,7 @@ class RecordedFile:
 
     # -- unchanged data ----------------------------------------------------------------------------
 
-    def _fill(self, item: Decided | Wave) -> None:
+    def _fill(self, item: Decided | PlannedBatch) -> None:
         """Complete columns and hashes that refer to earlier items."""
         if isinstance(item, Decided):
             self._fill_column("load", item.scope, item.load)

@@ -25,6 +25,7 @@ from select_service.core.recording.items import (
     Events,
     Gap,
     Pair,
+    PlannedBatch,
     Prompted,
     RecordedMatches,
     RecordedMember,
@@ -32,15 +33,14 @@ from select_service.core.recording.items import (
     SettingsChange,
     SlotsChange,
     Step,
-    Wave,
 )
 from select_service.core.recording.notes import (
+    BatchNote,
     BirthNote,
     ChangeNote,
     DecisionNote,
     EventNote,
     SlotsNote,
-    WaveNote,
 )
 from select_service.types import SelectPairRequest
 
@@ -65,8 +65,8 @@ SEATS_PER_ITEM: Final = 32
 """Workers per item, so that writing one item is quick."""
 
 EVENTS_AT_ONCE: Final = 64
-WAVE_AT_ONCE: Final = 16
-"""Events of a message, and members or steps of a wave, packed between two pauses."""
+MEMBERS_AT_ONCE: Final = 16
+"""Events of a message, and members or steps of a batch, packed between two pauses."""
 
 _VALUE: Final = 8  # bytes
 _DIFFERENCE: Final = 12  # bytes of a changed value with its position
@@ -114,9 +114,9 @@ class Packer:
         elif isinstance(note, SlotsNote):
             self._slots[note.scope] = note
             yield from self._attached(note)
-        elif isinstance(note, WaveNote):
+        elif isinstance(note, BatchNote):
             yield from self._name(note.scope)
-            yield from self._wave(note)
+            yield from self._batch(note)
         else:
             assert isinstance(note, ChangeNote)
             yield SettingsChange(note.at, note.what, note.values)
@@ -175,12 +175,12 @@ class Packer:
             note.thresholds,
             None if odds is None or odds.refusal is None else odds.refusal.code,
             odds is not None and odds.is_threshold,
-            note.in_wave,
+            note.in_batch,
             isinstance(request, SelectPairRequest),
             note.in_session,
         )
 
-    def _wave(self, note: WaveNote) -> Iterator[Item | None]:
+    def _batch(self, note: BatchNote) -> Iterator[Item | None]:
         scope = self._scopes[note.scope]
         places: dict[int, int] = {}
         prompts: list[Prompted] = []
@@ -191,7 +191,7 @@ class Packer:
                 prompts.append(self._prompt(prompt))
             at = places[id(prompt)]
             members.append(RecordedMember(number, at, list(weights), _rows(rows), _asked(request)))
-            if len(members) % WAVE_AT_ONCE == 0:
+            if len(members) % MEMBERS_AT_ONCE == 0:
                 yield None
         steps: list[Step] = []
         for step in note.steps:
@@ -199,11 +199,11 @@ class Packer:
             requests = self._column("requests", scope, step.requests)
             looked = [self._looked(scope, number, seen) for number, seen in step.looked]
             steps.append(Step(load, requests, looked, list(step.draws), step.planned_ranks))
-            if len(steps) % WAVE_AT_ONCE == 0:
+            if len(steps) % MEMBERS_AT_ONCE == 0:
                 yield None
         limits = note.load_limit, note.keep_together
         counted = note.planned_at, note.sequence_blocks
-        yield Wave(note.at, scope, *limits, prompts, members, steps, *counted)
+        yield PlannedBatch(note.at, scope, *limits, prompts, members, steps, *counted)
 
     def _looked(
         self, scope: int, number: int, seen: Seen

@@ -163,23 +163,23 @@ class Decided(Struct, array_like=True, tag="D"):
     thresholds: tuple[float, int, str, str] | None = None
     refused: str | None = None  # the code of the refusal
     is_threshold: bool = False
-    in_wave: bool = False
+    in_batch: bool = False
     is_pair: bool = False  # whether the request could take a pair
     in_session: bool = False  # the candidate is its session's rank
 
 
 class RecordedMember(Struct, array_like=True):
-    """One request of a wave."""
+    """One request of a batch."""
 
     number: int
-    prompt: int  # index among the wave's prompts
+    prompt: int  # index among the batch's prompts
     weights: list[float | bool]  # members of `Weights`, in order
     rows: int | bytes
     asked: Asked | None = None
 
 
 class Step(Struct, array_like=True):
-    """One step of a wave's plan."""
+    """One step of a batch's plan."""
 
     load: Column
     requests: Column
@@ -188,8 +188,8 @@ class Step(Struct, array_like=True):
     planned_ranks: list[tuple[int, int]]
 
 
-class Wave(Struct, array_like=True, tag="W"):
-    """The plan of a wave in one scope; each of its requests follows as a decision of its own."""
+class PlannedBatch(Struct, array_like=True, tag="W"):
+    """The plan of a batch in one scope; each of its requests follows as a decision of its own."""
 
     at: float
     scope: int
@@ -248,7 +248,7 @@ class SettingsChange(Struct, array_like=True, tag="C"):
 class Gap(Struct, array_like=True, tag="G"):
     """Missing notes; if it `resets`, later items refer to nothing before it.
 
-    For `workers` the plan of a wave is missing, during which workers came or went; its decisions
+    For `workers` the plan of a batch is missing, during which workers came or went; its decisions
     are here.
     """
 
@@ -266,5 +266,13 @@ class End(Struct, array_like=True, tag="Z"):
 
 
 Item: TypeAlias = (
-    Header | SlotsChange | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
+    Header
+    | SlotsChange
+    | Decided
+    | PlannedBatch
+    | ReservationStep
+    | Events
+    | SettingsChange
+    | Gap
+    | End
 )

@@ -59,22 +59,22 @@ class DecisionNote(Struct, frozen=True, gc=False):
     couple: WorkerPair | None  # of a chosen pair
     thresholds: ThresholdsInForce | None
     draws: Draws
-    in_wave: bool
+    in_batch: bool
     in_session: bool
 
 
 class StepNote(Struct, frozen=True, gc=False):
-    """The inputs of one step of a wave's plan, and its planned ranks."""
+    """The inputs of one step of a batch's plan, and its planned ranks."""
 
     columns: bytes
     requests: bytes
-    looked: list[tuple[int, Seen]]  # by position in the wave: prompts that were looked up
+    looked: list[tuple[int, Seen]]  # by position in the batch: prompts that were looked up
     draws: Draws
-    planned_ranks: list[tuple[int, int]]  # position in the wave, slot
+    planned_ranks: list[tuple[int, int]]  # position in the batch, slot
 
 
-class WaveNote(Struct, frozen=True, gc=False):
-    """The plan of a wave in one partition."""
+class BatchNote(Struct, frozen=True, gc=False):
+    """The plan of a batch in one partition."""
 
     at: float
     scope: Scope
@@ -119,5 +119,12 @@ class ChangeNote(Struct, frozen=True, gc=False):
 
 
 Note: TypeAlias = (
-    SlotsNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
+    SlotsNote
+    | DecisionNote
+    | BatchNote
+    | BirthNote
+    | ReservationStep
+    | EventNote
+    | ChangeNote
+    | Gap
 )

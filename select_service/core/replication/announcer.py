@@ -130,7 +130,7 @@ class Announcer:
             pair=reservation.pair,
             fingerprint=(packed and reservation.fingerprint) or b"",
             answer=packed,
-            wave=reservation.wave if packed else None,
+            batch=reservation.batch if packed else None,
             session_id=reservation.session_id,
             pulled=reservation.pulled,
         )

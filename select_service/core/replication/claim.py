@@ -102,7 +102,7 @@ class Claim:
             lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
             fingerprint=known.fingerprint,
             answer=known.answer,
-            wave=known.wave,
+            batch=known.batch,
             pulled=known.pulled,
             held=known.held,
             charged=known.charged,

@@ -155,7 +155,7 @@ class Claims:
                 claim.record,
                 fingerprint=record.fingerprint,
                 answer=record.answer,
-                wave=record.wave,
+                batch=record.batch,
             )
         if record.pulled is not None and claim.record.pulled is None:  # as above
             claim.record = msgspec.structs.replace(claim.record, pulled=record.pulled)

@@ -122,7 +122,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     # of an admission: of its request's body, and the first answer; empty: nobody can repeat it
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
-    wave: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
+    batch: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
     held: bool = False  # of an admission: by a batch that may take it back
     session_id: Text | None = None  # of an admission
     pulled: PulledBlocks | None = None  # of an admission: come from another rank

@@ -121,7 +121,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     pair: Text | None = None  # the id of the pair it is a leg of
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
-    wave: tuple[U64, U64] | None = None  # made by a wave: its group there, shared tokens
+    batch: tuple[U64, U64] | None = None  # made by a batch: its group there, shared tokens
     held: bool = False  # a batch that is not done yet booked it, and may take it back
     session_id: Text | None = None  # the session it belongs to
     pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank

@@ -96,16 +96,16 @@ class Idempotency:
         assert isinstance(answer, ReservationAnswer)
         return answer
 
-    def in_wave(self, reservation_id: str) -> tuple[int, int] | None:
-        """Return a live id's group in the wave that booked it, and its shared tokens; None: none.
+    def in_batch(self, reservation_id: str) -> tuple[int, int] | None:
+        """Return a live id's group in the batch that booked it, and its shared tokens; None: none.
 
         Our older versions do not tell, either.
         """
         booking = self._bookings.holder(reservation_id)
         if booking is not None:
-            return booking.reservation.wave
+            return booking.reservation.batch
         claim = self._elsewhere.holder(reservation_id)
-        return None if claim is None else claim.record.wave
+        return None if claim is None else claim.record.batch
 
     def check_unused(self, reservation_id: str) -> None:
         """Refuse an id for a leg that is already taken.
@@ -131,7 +131,7 @@ class Idempotency:
         Raises:
             ReservationConflict: the id is live with another body or route, or with one that nobody
                 has told us.
-            ReservationUnderWay: a wave has booked it that may yet take it back.
+            ReservationUnderWay: a batch has booked it that may yet take it back.
         """
         answer: FirstAnswer | None
         booking = self._bookings.holder(reservation_id)

@@ -183,8 +183,8 @@ class Lifecycle(ReservationEnds):
         if source is not None:
             pulled = PulledBlocks(source.worker_id, source.blocks, source.dp_rank, source.tier)
             partition.note_pull(reservation, pulled)
-        if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
-            reservation.pair, reservation.wave = spec.pair, spec.wave
+        if spec.pair is not None or spec.batch is not None or spec.session_id is not None:
+            reservation.pair, reservation.batch = spec.pair, spec.batch
             if spec.session_id is not None and self.sessions is not None:
                 reservation.session_id = spec.session_id
                 self.sessions.run(partition, spec.session_id)
@@ -262,7 +262,7 @@ class Lifecycle(ReservationEnds):
         partition.note_pull(reservation, record.pulled)
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
-        reservation.wave = record.wave
+        reservation.batch = record.batch
         reservation.lora_name = record.lora_name
         if record.session_id is not None and len(record.session_id) <= self._limits.id_length_max:
             reservation.session_id = record.session_id
@@ -463,5 +463,5 @@ class BookingSpec(Struct, frozen=True):
     kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from
     charged: ChargedRequest | None = None  # to the account of its tenant
     pair: str | None = None  # the pair it is a leg of
-    wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
+    batch: tuple[int, int] | None = None  # its group in the batch that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept

@@ -89,7 +89,7 @@ class Admitter:
             none.retry_after_s = refused.retry_after_s
             raise
         matches = verdict = None
-        if gate.queue is not None and not ticket.in_wave:
+        if gate.queue is not None and not ticket.in_batch:
             # its predictions need the tokens left to compute
             matches = partition.match(ticket.prompt)
             if matches.groups or matches.host or matches.disk:
@@ -100,7 +100,7 @@ class Admitter:
             ticket.asked, ticket.said = ask, gate.admitted
         else:
             ask, decision = admission.judge(ticket, ask, rows, now, verdict)
-            if decision.code == AT_CAPACITY.code and not ticket.in_wave:
+            if decision.code == AT_CAPACITY.code and not ticket.in_batch:
                 gone = self.waiting_requests.give_way(ask, admission, rows, now)
                 if gone is not NOTHING:
                     ask, decision = admission.judge(ticket, ask, rows, now)
@@ -108,7 +108,7 @@ class Admitter:
                 admission.settle(decision, ask, now, ticket.endpoint)
                 raise self._controller.refusal(partition, decision, rows)
             if decision is not gate.admitted:
-                if ticket.in_wave:
+                if ticket.in_batch:
                     _refuse_to_wait(admission, ask, now)
                 admission.settle(decision, ask, now)
                 admission.wait(ticket, ask, rows, now)
@@ -117,7 +117,7 @@ class Admitter:
                 )
             rows = admission.usable(rows)
         if gate.queue is None and partition.queues.must_wait(number, rows):
-            if ticket.in_wave:
+            if ticket.in_batch:
                 _refuse_to_wait(admission, ask, now)
             _enter_class_queue(ticket, admission, ask, number, rows, now)
             return Judged(

@@ -116,9 +116,9 @@ class Filters:
     def session_of(self, ticket: Ticket) -> str | None:
         """Return the session that a request belongs to, where sessions are kept.
 
-        A wave decides for all its requests together, so sessions do not apply to them.
+        A batch decides for all its requests together, so sessions do not apply to them.
         """
-        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+        if self.sessions is None or not self.sessions.is_on or ticket.in_batch:
             return None
         return ticket.request.session_id
 

@@ -159,7 +159,7 @@ class Placer:
                     name = self.new_id()
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
             if sample is not None:
-                ticket.in_wave, ticket.planned = True, sample.planned
+                ticket.in_batch, ticket.planned = True, sample.planned
             if tracer is not None:
                 tracer.admitted(ticket)
             if request.priority is not None:
@@ -263,7 +263,7 @@ class Placer:
             charged = ticket.charged if ticket.ask or ticket.asked else None
             spec = BookingSpec(name, mark, prompt, tokens, track, fair, source, charged)
             if ticket.planned is not None:
-                spec = replace(spec, wave=ticket.planned.booked_on(slot))
+                spec = replace(spec, batch=ticket.planned.booked_on(slot))
             if request.session_id is not None:
                 spec = replace(spec, session_id=filters.session_of(ticket))
             kept = replace(answer)  # without the hashes, which the ledger has

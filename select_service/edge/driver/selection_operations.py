@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SelectPairRequest,
         SelectRequest,
     )
-    from select_service.types.batches import SelectBatchRequest, WaveAnswer
+    from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
 
 _WITHDRAWN_AT_ONCE: Final = 16
 """Bookings of one answer taken back in one turn, some 10 µs each."""
@@ -80,7 +80,9 @@ class SelectionOperations(CoreCalls):
         """Wait for a ticket's answer; cancelling the caller removes it from the queue."""
         return self._waiting.wait(ticket)
 
-    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+    async def select_batch(
+        self, request: SelectBatchRequest, items: Sequence[Item]
+    ) -> SelectBatchAnswer:
         """POST /select_batch; if the caller is cancelled, nothing stays booked.
 
         Args:

@@ -53,7 +53,7 @@ COUNTED_LIMITS: Final = (
     "name_length_max",
     "lease_name_length_max",
     "batch_operations_max",
-    "wave_samples_max",
+    "batch_samples_max",
 )
 """Limits whose refusals are counted as they are answered: of bodies, and of names and numbers in
 them."""

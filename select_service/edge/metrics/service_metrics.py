@@ -139,14 +139,20 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Prompt tokens to be pulled from another rank, not computed.",
         lambda core: core.counters.selected_pulled_tokens,
     ),
-    total("waves", "Batches of prompts, POST /select_batch.", lambda core: core.counters.waves),
     total(
-        "wave_samples", "Samples in batches of prompts.", lambda core: core.counters.wave_samples
+        "select_batches",
+        "Batches of prompts, POST /select_batch.",
+        lambda core: core.counters.batches,
     ),
     total(
-        "waves_undone",
+        "select_batch_samples",
+        "Samples in batches of prompts.",
+        lambda core: core.counters.batch_samples,
+    ),
+    total(
+        "select_batches_undone",
         "Batches of all or none that placed none.",
-        lambda core: core.counters.waves_undone,
+        lambda core: core.counters.batches_undone,
     ),
     total(
         "selections_queued",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.core.service import SelectionCore
     from select_service.types import LeaseRecord, ReservationRequest, SelectAndReserveRequest
-    from select_service.types.batches import WaveResult
+    from select_service.types.batches import SelectBatchResult
 
 __all__ = ["TenantIds", "prefix_of"]
 
@@ -122,8 +122,8 @@ class TenantIds:
         """Return a lease with the client's id, and without facts about the process."""
         return msgspec.structs.replace(lease, lease_id=self.short(lease.lease_id), router_ids=UNSET)
 
-    def result_named_by_client(self, one: WaveResult) -> WaveResult:
-        """Return one result of a wave with the client's ids."""
+    def result_named_by_client(self, one: SelectBatchResult) -> SelectBatchResult:
+        """Return one result of a batch with the client's ids."""
         for name in ("selection", "cache_threshold"):
             said = getattr(one, name)
             if said is not UNSET:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         WorkerSpec,
     )
     from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
-    from select_service.types.batches import SelectBatchRequest, WaveAnswer
+    from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
     from select_service.types.shadow import ShadowStatus
     from select_service.types.workers import DrainRequest, DrainStatus, ScaleDownCandidate
 
@@ -277,7 +277,9 @@ class TenantView:
         """POST /select_pair."""
         return self._book(request, unknown, self._service.select_pair_now)
 
-    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+    async def select_batch(
+        self, request: SelectBatchRequest, items: Sequence[Item]
+    ) -> SelectBatchAnswer:
         """POST /select_batch; items for other tenants find no worker."""
         own = [self._own_item(item) for item in items]
         try:

@@ -1,4 +1,4 @@
-"""Fleets that never change: the rivals that any scaling has to beat, known only afterwards.
+"""Fleets that never change: the baselines that any scaling has to beat, known only afterwards.
 
 Who reads a trace to its end can say which fixed fleet would have kept the target with the fewest
 GPUs. A planner that costs more, or serves fewer in time, is worse than no planner. The frontier

@@ -208,8 +208,8 @@ def brief(replayed: Replayed) -> dict[str, object]:
                 "changes": one.changes,
                 "turns": one.turns,
                 "fixed_gpu_hours": None
-                if (rival := _as_good(one, replayed)) is None
-                else rival.gpu_hours,
+                if (as_good := _as_good(one, replayed)) is None
+                else as_good.gpu_hours,
                 "fixed_attainment": max(
                     (
                         point.attainment
@@ -321,21 +321,21 @@ def _against_fixed(one: Result, replayed: Replayed) -> str:
     """Compare a policy with the cheapest fixed fleet that serves as many in time."""
     if not replayed.frontier:
         return ""
-    rival = _as_good(one, replayed)
-    if rival is None:
+    as_good = _as_good(one, replayed)
+    if as_good is None:
         best = replayed.frontier[-1]
         return (
             f"{one.name} serves more in time than any fixed fleet that was tried "
             f"({100 * best.attainment:.2f} % with {best.gpu_hours:.2f} GPU-hours)."
         )
     fleet = (
-        f"a fixed fleet of {rival.prefill} prefill and {rival.decode} decode engines serves "
-        f"{100 * rival.attainment:.2f} % with {rival.gpu_hours:.2f} GPU-hours"
+        f"a fixed fleet of {as_good.prefill} prefill and {as_good.decode} decode engines serves "
+        f"{100 * as_good.attainment:.2f} % with {as_good.gpu_hours:.2f} GPU-hours"
     )
-    share = one.gpu_hours / rival.gpu_hours
+    share = one.gpu_hours / as_good.gpu_hours
     if abs(share - 1.0) <= _AS_MUCH:
         return f"{one.name} is as good as no planning: {fleet}."
-    if rival.gpu_hours > one.gpu_hours:
+    if as_good.gpu_hours > one.gpu_hours:
         return f"{one.name} beats fixed fleets: as many in time cost them more, {fleet}."
     return f"{one.name} is beaten by no planning at all: {fleet}, it costs {share:.2f} times that."
 

@@ -122,11 +122,11 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         count().live(HITS),
         "operations of one batch, 422 beyond",
     ] = _CORE.batch_operations_max
-    wave_samples_max: Annotated[
+    batch_samples_max: Annotated[
         int,
         whole(1, 1 << 16).live(HITS),  # they are sorted in one go
         "samples of one POST /select_batch, 422 beyond",
-    ] = _CORE.wave_samples_max
+    ] = _CORE.batch_samples_max
     session_ttl_s: Annotated[
         float,
         seconds(zero=True).static("sessions"),

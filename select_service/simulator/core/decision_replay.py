@@ -2,7 +2,7 @@
 
 A stage is a partition of the real core whose index and ledger answer as recorded; the recorded
 candidates reflect eligibility, admission and everything before the choice. The choice itself
-(projection, prices, preferences, ties, temperatures, pairs, wave plans) runs as it did, with the
+(projection, prices, preferences, ties, temperatures, pairs, batch plans) runs as it did, with the
 recorded random draws, or with other weights.
 """
 
@@ -53,7 +53,13 @@ if TYPE_CHECKING:
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.pricing.kv_sources import KvSources
     from select_service.core.recording.decoder import ScopeFleet
-    from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
+    from select_service.core.recording.items import (
+        Decided,
+        PlannedBatch,
+        Prompted,
+        RecordedMatches,
+        Step,
+    )
 
 NOT_ELIGIBLE = "candidates that are not eligible"
 
@@ -84,7 +90,7 @@ class ReplayChoice(NamedTuple):
 
 
 class SlotTables(NamedTuple):
-    """A wave's plan compared: recorded and newly planned ranks, by position."""
+    """A batch's plan compared: recorded and newly planned ranks, by position."""
 
     recorded: dict[int, Rank]
     planned: dict[int, Rank]
@@ -139,7 +145,7 @@ class DecisionReplay:
         return worker.worker_id, dp_rank
 
     def _planned_at(self, slot: int) -> Rank:
-        """Return the planned rank; (-1, slot) if it has gone since the wave's prompts were read."""
+        """Return the planned rank; (-1, slot) if it has gone since the prompts were read."""
         return self.rank_at(slot) if slot in self._attached else (-1, slot)
 
     def rows(self, told: int | bytes) -> Rows:
@@ -177,7 +183,7 @@ class DecisionReplay:
             raise BadRecording("trust in fewer ranks than there are")
 
     def set_loads(self, step: Step) -> None:
-        """Carry the loads of a wave's step from now on."""
+        """Carry the loads of a batch's step from now on."""
         self._ledger.load(step.load.whole)
         requests = _whole(step.requests.whole, self.capacity)
         self._ledger.loads.requests[:] = np.frombuffer(requests, dtype=np.int64)
@@ -221,7 +227,7 @@ class DecisionReplay:
     def _filter(self, item: Decided, asked: Asked) -> ReplayChoice | None:
         """Return a refusal if no rank is eligible, or if not all recorded candidates are.
 
-        A gate, a cache threshold, a wave or a session may have removed eligible ones.
+        A gate, a cache threshold, a batch or a session may have removed eligible ones.
         """
         partition = self.partition
         partition.holds_to_cache = item.thresholds is not None and item.thresholds[0] > 0.0
@@ -292,40 +298,40 @@ class DecisionReplay:
         tokens = couple.effective_prefill_tokens
         return ReplayChoice("pair", *ranks, cost=couple.cost, prefill_tokens=tokens)
 
-    # -- a wave --------------------------------------------------------------------------------
+    # -- a batch --------------------------------------------------------------------------------
 
     def plan(
         self,
-        wave: Wave,
+        batch: PlannedBatch,
         weights: WeightsFor,
         rng: Callable[[Step], random.Random],
     ) -> SlotTables:
-        """Repeat the plan of a wave, every step with its recorded loads.
+        """Repeat the plan of a batch, every step with its recorded loads.
 
         Args:
-            wave: from a `RecordedFile`.
+            batch: from a `RecordedFile`.
             weights: of a member, from the recorded ones and its options.
             rng: replays the recorded draws of a step.
         """
         members = []
-        for one in wave.members:
-            if not 0 <= one.prompt < len(wave.prompts):
-                raise BadRecording(f"prompt {one.prompt} of {len(wave.prompts)}")
+        for one in batch.members:
+            if not 0 <= one.prompt < len(batch.prompts):
+                raise BadRecording(f"prompt {one.prompt} of {len(batch.prompts)}")
             asked = one.asked or _ORDINARY
             request = _request(SelectRequest, asked)
-            prompt, rows = _prompt(wave.prompts[one.prompt]), self.rows(one.rows)
+            prompt, rows = _prompt(batch.prompts[one.prompt]), self.rows(one.rows)
             members.append(
                 BatchMember(one.number, request, prompt, weights(one.weights, asked), rows)
             )
         recorded: dict[int, Rank] = {}
         planned: dict[int, Rank] = {}
-        for step in wave.steps:
+        for step in batch.steps:
             recorded |= {number: self._planned_at(slot) for number, slot in step.planned_ranks}
-        if not recorded.keys() <= {one.number for one in wave.members}:
+        if not recorded.keys() <= {one.number for one in batch.members}:
             raise BadRecording("a slot without a rank")
-        if wave.steps:
-            self._ledger.sequence_blocks = wave.sequence_blocks
-            made = _RecordedPlan(self, wave, members, rng)
+        if batch.steps:
+            self._ledger.sequence_blocks = batch.sequence_blocks
+            made = _RecordedPlan(self, batch, members, rng)
             made.next_step()
             for piece in made.planned_ranks():
                 planned |= {
@@ -343,24 +349,24 @@ class _RecordedPlan(BatchPlan):
     def __init__(
         self,
         replay: DecisionReplay,
-        wave: Wave,
+        batch: PlannedBatch,
         members: list[BatchMember],
         rng: Callable[[Step], random.Random],
     ) -> None:
         super().__init__(
             replay.partition,
             members,
-            load_limit=wave.load_limit,
-            keep_together=wave.keep_together,
-            now=wave.planned_at,
+            load_limit=batch.load_limit,
+            keep_together=batch.keep_together,
+            now=batch.planned_at,
             rng=cast("random.Random", None),  # each step has its own
         )
         self._replay = replay
         self._rng_of = rng
-        self._steps = iter(wave.steps)
+        self._steps = iter(batch.steps)
         self._looked = {
             number: (found, shared, None if trust is None else trust.whole)
-            for step in wave.steps
+            for step in batch.steps
             for number, found, shared, trust in step.looked
         }
 

@@ -85,7 +85,7 @@ class RecordedLedger:
         self.loads.ensure(capacity)
         self._recent = _Recent()
         self.loads.recent = cast("RecentActivity", self._recent)
-        # added by a wave's requests; booked ones are already in the context
+        # added by a batch's requests; booked ones are already in the context
         self.sequence_blocks = 0
         self.first_blocks = _AnyBlock()
         self._shared: list[tuple[int, Slots]] | None = None

@@ -1,4 +1,4 @@
-"""Synthetic requests: sessions of chats and agents, shared prompts, RL waves, mixtures.
+"""Synthetic requests: sessions of chats and agents, shared prompts, RL batches, mixtures.
 
 A session's context grows turn by turn, and a block of it has the same number in every turn: the
 next prompt finds what the last answer left. Sessions begin at given times (open loop), or each of a
@@ -118,7 +118,7 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     output_tokens: int | None = None
     turns: float | None = None
     think_s: float | None = None
-    samples: int = 16  # of each prompt of an rl wave; `prompts` is the number of groups
+    samples: int = 16  # of each prompt of an rl batch; `prompts` is the number of groups
     tells_output: bool = False  # whether requests state the length of their answers
     tenant: str = ""
     slo_class: str = ""
@@ -326,8 +326,8 @@ class SessionWorkload:
         return request
 
 
-class Waves:
-    """RL: groups of samples of one prompt each, all at once; the next wave when all have ended."""
+class BatchWorkload:
+    """RL: groups of samples of one prompt each, all at once; the next batch when all have ended."""
 
     def __init__(
         self,
@@ -342,31 +342,31 @@ class Waves:
         self._rng = rng
         self._left = settings.requests
         self._under_way = 0
-        self._queue: list[ClientRequest] = []  # of the wave, last first
-        self._queue = self._wave(0.0)
+        self._queue: list[ClientRequest] = []  # of the batch, last first
+        self._queue = self._batch(0.0)
 
-    def _wave(self, now: float) -> list[ClientRequest]:
+    def _batch(self, now: float) -> list[ClientRequest]:
         author = _Author(self._settings, self.block_size, self._rng, self._names)
-        wave: list[ClientRequest] = []
+        batch: list[ClientRequest] = []
         for group in range(author.shape.prompts):
             for _ in range(self._settings.samples):
-                if len(wave) < self._left:
-                    wave.append(author.write(author.open(1, group), now))
-        self._left -= len(wave)
-        self._under_way += len(wave)
-        return wave[::-1]
+                if len(batch) < self._left:
+                    batch.append(author.write(author.open(1, group), now))
+        self._left -= len(batch)
+        self._under_way += len(batch)
+        return batch[::-1]
 
     def next(self) -> ClientRequest | None:
         """See Workload."""
         return self._queue.pop() if self._queue else None
 
     def after(self, outcome: RequestOutcome) -> list[ClientRequest]:
-        """See Workload: the whole next wave, once the last request of this one has ended."""
+        """See Workload: the whole next batch, once the last request of this one has ended."""
         self._under_way -= 1
         if self._under_way or self._left <= 0:
             return []
         think_s = self._settings.shape.think_s
-        return self._wave(outcome.finished + think_s)[::-1]
+        return self._batch(outcome.finished + think_s)[::-1]
 
 
 class Mix:
@@ -410,7 +410,7 @@ def workload_of(
     parts: list[Workload] = []
     for one, rng in zip(settings, rngs, strict=True):
         one.check()
-        kind = Waves if one.kind == "rl" else SessionWorkload
+        kind = BatchWorkload if one.kind == "rl" else SessionWorkload
         parts.append(kind(one, block_size, rng, names))
     return parts[0] if len(parts) == 1 else Mix(parts)
 

@@ -8,7 +8,7 @@ import pytest
 
 from select_service.client import Client, calls
 from select_service.client.core.codec import to_jsonable
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 
 TOKENS = [1, 2**32 - 1]
 HASHES = [11, 2**64 - 1]
@@ -19,8 +19,8 @@ MEDIA: dict[str, Any] = {"routing_token_ids": TOKENS, "block_mm_infos": [None]}
 
 def test_the_prompts_of_a_batch_are_packed() -> None:
     items = [
-        WaveItem(token_ids=TOKENS),
-        WaveItem(block_hashes=HASHES, sequence_hashes=PACKED_HASHES, isl_tokens=32),
+        SelectBatchItem(token_ids=TOKENS),
+        SelectBatchItem(block_hashes=HASHES, sequence_hashes=PACKED_HASHES, isl_tokens=32),
     ]
     body: Any = calls.batch_body(SelectBatchRequest(requests=items))
     first, second = body["requests"]

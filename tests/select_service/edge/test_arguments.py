@@ -33,7 +33,7 @@ from select_service.types import (
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings, RankMetrics
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 from select_service.types.decisions import Decision
 from select_service.types.shadow import ShadowSettings
 from tests.coroutines import within
@@ -181,9 +181,9 @@ async def test_packed_lists_are_taken_as_a_struct_takes_them(
         assert await answer(service.select(packed)) == expected
         expected = await answer(service.overlap_scores(OverlapScoresRequest(**prompt)))
         assert await answer(service.overlap_scores(packed)) == expected
-        item = WaveItem(**prompt)
-        wave = await service.select_batch(SelectBatchRequest(requests=[item, item], reserve=False))
-        assert await service.select_batch({"requests": [packed] * 2, "reserve": False}) == wave
+        item = SelectBatchItem(**prompt)
+        batch = await service.select_batch(SelectBatchRequest(requests=[item, item], reserve=False))
+        assert await service.select_batch({"requests": [packed] * 2, "reserve": False}) == batch
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ async def test_settings_given_as_mappings_are_in_force() -> None:
 
 
 @within(service_with_a_worker)
-async def test_a_prompt_of_a_wave_is_named(service: SelectionService) -> None:
+async def test_a_prompt_of_a_batch_is_named(service: SelectionService) -> None:
     with pytest.raises(InvalidField) as refused:
         await service.select_batch({"requests": [PROMPT, {"token_ids": [-1]}]})
     assert refused.value.field is not None
@@ -322,9 +322,9 @@ def test_a_load_that_cannot_be_is_not_reported(wrong: dict[str, Any]) -> None:
 
 
 @within(service_with_a_worker)
-async def test_pairs_and_waves_are_booked(service: SelectionService) -> None:
-    wave = {"requests": [PROMPT | {"n": 3}], "reserve": True}
-    answer = await service.select_batch(wave)
+async def test_pairs_and_batches_are_booked(service: SelectionService) -> None:
+    batch = {"requests": [PROMPT | {"n": 3}], "reserve": True}
+    answer = await service.select_batch(batch)
     assert (answer.placed, [rank.requests for rank in answer.ranks]) == (3, [3])
     for worker_id, role in ((7, "prefill"), (8, "decode")):
         await service.upsert_worker(WORKER | {"worker_id": worker_id, "role": role})

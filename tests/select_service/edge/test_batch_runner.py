@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MSGPACK = "application/msgpack"
 
 
-def wave(count: int, blocks: int = 4, **item: Any) -> list[dict[str, Any]]:
+def batch(count: int, blocks: int = 4, **item: Any) -> list[dict[str, Any]]:
     """So many prompts that have nothing in common."""
     found = []
     for number in range(count):
@@ -36,10 +36,10 @@ def requests(service: Driver) -> int:
 
 
 @within(app_client)
-async def test_a_wave_in_json_and_in_msgpack(client: httpx.AsyncClient, service: Driver) -> None:
+async def test_a_batch_in_json_and_in_msgpack(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
     add_worker(service, 2)
-    body = {"requests": wave(2, n=2), "reserve": True}
+    body = {"requests": batch(2, n=2), "reserve": True}
     answer = await client.post("/select_batch", json=body)
     assert answer.status_code == 200
     said = answer.json()
@@ -55,7 +55,7 @@ async def test_a_wave_in_json_and_in_msgpack(client: httpx.AsyncClient, service:
 
     packed = [
         one | {name: _packed(one[name]) for name in ("block_hashes", "sequence_hashes")}
-        for one in wave(3)
+        for one in batch(3)
     ]
     answer = await client.post(
         "/select_batch",
@@ -73,12 +73,12 @@ def _packed(hashes: list[int]) -> bytes:
     return b"".join(one.to_bytes(8, "little") for one in hashes)
 
 
-@within(app_client, wave_samples_max=4)
+@within(app_client, batch_samples_max=4)
 async def test_what_is_wrong_with_one_is_told_of_that_one(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     add_worker(service)
-    items: list[Any] = [wave(1)[0] | {"oddity": 1}, wave(1, allowed_worker_ids=[9])[0]]
+    items: list[Any] = [batch(1)[0] | {"oddity": 1}, batch(1, allowed_worker_ids=[9])[0]]
     answer = await client.post("/select_batch", json={"requests": items})
     assert answer.status_code == 200
     assert answer.headers["warning"] == '299 - "unknown field: oddity"'
@@ -86,11 +86,11 @@ async def test_what_is_wrong_with_one_is_told_of_that_one(
     assert [one["status"] for one in results] == [200, 503]
     assert results[1]["code"] == "no_eligible_worker"
     for wrong, field in (
-        (wave(1)[0] | {"priority_jump": "high"}, "requests[1].priority_jump"),
+        (batch(1)[0] | {"priority_jump": "high"}, "requests[1].priority_jump"),
         (17, "requests[1]"),
-        (wave(1)[0] | {"n": 0}, "requests[1].n"),
+        (batch(1)[0] | {"n": 0}, "requests[1].n"),
     ):
-        both = {"requests": [wave(1)[0], wrong], "reserve": True}
+        both = {"requests": [batch(1)[0], wrong], "reserve": True}
         answer = await client.post("/select_batch", json=both)
         assert (answer.status_code, answer.json()["field"]) == (422, field)
         assert requests(service) == 0, "nothing of it was done"
@@ -104,13 +104,13 @@ async def test_what_is_wrong_with_one_is_told_of_that_one(
         ({"requests": {}}, "requests"),
         ({"requests": [], "load_limit": 0.5}, "load_limit"),
         ({"requests": [], "atomic": True}, "atomic"),
-        ({"requests": wave(1, n=5)}, "requests"),
+        ({"requests": batch(1, n=5)}, "requests"),
     ):
         answer = await client.post("/select_batch", json=body)
         assert (answer.status_code, answer.json()["field"]) == (422, field)
     answer = await client.post(
         "/select_batch",
-        json={"requests": wave(1, allowed_worker_ids=[9]), "reserve": True, "atomic": True},
+        json={"requests": batch(1, allowed_worker_ids=[9]), "reserve": True, "atomic": True},
     )
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
@@ -124,21 +124,21 @@ async def test_decisions_are_told_with_the_samples_that_ask(
 ) -> None:
     add_worker(service, 1)
     add_worker(service, 2)
-    items = [wave(1, explain=True)[0], wave(1)[0]]
+    items = [batch(1, explain=True)[0], batch(1)[0]]
     answer = await client.post("/select_batch", json={"requests": items})
     told, plain = (one["selection"] for one in answer.json()["results"])
-    assert [one["excluded"] for one in told["decision"]["candidates"]].count("wave") == 1
+    assert [one["excluded"] for one in told["decision"]["candidates"]].count("batch") == 1
     assert "decision" not in plain
 
 
-@within(listening, wave_samples_max=1000)
-async def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may_go(
+@within(listening, batch_samples_max=1000)
+async def test_others_are_answered_while_a_big_batch_is_placed_and_its_client_may_go(
     port: int, service: Driver
 ) -> None:
     for worker_id in range(1, 33):
         add_worker(service, worker_id)
     big, other = await Wire.to(port), await Wire.to(port)
-    items = wave(400, blocks=32, reservation_id="r", n=2)
+    items = batch(400, blocks=32, reservation_id="r", n=2)
     for number, item in enumerate(items):
         item["reservation_id"] = f"r{number}"
     big.ask("POST", "/select_batch", {"requests": items, "reserve": True})

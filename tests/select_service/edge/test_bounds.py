@@ -286,7 +286,7 @@ async def test_what_a_body_may_hold(
 
 async def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
     names = dict.fromkeys(("id_length_max", "name_length_max", "lease_name_length_max"), 8)
-    chosen = {**names, "batch_operations_max": 8, "wave_samples_max": 8, "session_ttl_s": 60.0}
+    chosen = {**names, "batch_operations_max": 8, "batch_samples_max": 8, "session_ttl_s": 60.0}
     async with app_client(**chosen) as (client, service):
         add_worker(service)
         one = {"op": "free", "reservation_id": "x"}
@@ -304,7 +304,7 @@ async def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
         text = (await client.get("/metrics")).text
         for name, count in (
             *(("id_length_max", 2), ("name_length_max", 1), ("lease_name_length_max", 1)),
-            *(("batch_operations_max", 1), ("wave_samples_max", 1)),
+            *(("batch_operations_max", 1), ("batch_samples_max", 1)),
         ):
             assert f'limit_hits_total{{name="{name}"}} {float(count)}' in text
 

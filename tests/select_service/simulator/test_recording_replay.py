@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, ScopeFleet, slots_of
-from select_service.core.recording.items import Decided, Item, Prompted, Wave
+from select_service.core.recording.items import Decided, Item, PlannedBatch, Prompted
 from select_service.errors import ServiceError
 from select_service.simulator.cli import main
 from select_service.simulator.core.decision_replay import (
@@ -58,7 +58,7 @@ def single(path: Path) -> list[tuple[ScopeFleet, Decided]]:
     return [
         (recorded_file.fleet(one.scope), one)
         for recorded_file, one in played
-        if isinstance(one, Decided) and not one.in_wave
+        if isinstance(one, Decided) and not one.in_batch
     ]
 
 
@@ -137,17 +137,17 @@ def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -
     decided = [one for one in items if isinstance(one, Decided)]
     assert {len(one.weights) for one in decided} == {12}
     assert all(unpacked(one.load.whole or b"").heard is None for one in decided)
-    assert any(isinstance(one, Wave) for one in items)
+    assert any(isinstance(one, PlannedBatch) for one in items)
 
 
 def test_what_was_recorded_before_sequences_counted_is_made_again() -> None:
-    """Written by the service as it was: loads and waves have blocks of prompts and answers only."""
+    """Written by the service as it was: its loads count blocks of prompts and answers only."""
     path = GOLDEN / "recordings" / "first-token-before-sequences.rec"
     told = replay([path])
     assert told.first_difference is None
     assert told.reproduced == told.decisions == 171
-    waves = [one.item for one in play([path]) if isinstance(one.item, Wave)]
-    assert {one.sequence_blocks for one in waves} == {0}
+    batches = [one.item for one in play([path]) if isinstance(one.item, PlannedBatch)]
+    assert {one.sequence_blocks for one in batches} == {0}
 
 
 MIXED = sorted((GOLDEN / "recordings" / "mixed").glob("*.rec"))
@@ -172,20 +172,20 @@ def test_the_recorded_mixed_traffic_has_all_kinds() -> None:
     assert len(MIXED) == 12
 
 
-def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -> None:
+def test_a_batch_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -> None:
     """Were they left out, some of its requests would sit elsewhere."""
     fleet, path = recorded(tmp_path, 6)
     assert fleet.config.policy == "first-token"
     weights, elsewhere = changed_weights(fleet.config, {}), 0
-    for recorded_file, wave in ((one.recorded_file, one.item) for one in play([path])):
-        if not isinstance(wave, Wave) or not wave.steps:
+    for recorded_file, batch in ((one.recorded_file, one.item) for one in play([path])):
+        if not isinstance(batch, PlannedBatch) or not batch.steps:
             continue
-        assert wave.sequence_blocks > 0
-        ranks = ranks_in(wave.steps[0].load.whole or b"")
-        stage = DecisionReplay(recorded_file.fleet(wave.scope), ranks, fleet.config)
-        for counted in (wave, replace(wave, sequence_blocks=0)):
+        assert batch.sequence_blocks > 0
+        ranks = ranks_in(batch.steps[0].load.whole or b"")
+        stage = DecisionReplay(recorded_file.fleet(batch.scope), ranks, fleet.config)
+        for counted in (batch, replace(batch, sequence_blocks=0)):
             made = stage.plan(counted, weights, lambda step: RecordedRandom(step.draws, 6))
-            assert made.planned == made.recorded or counted is not wave
+            assert made.planned == made.recorded or counted is not batch
             elsewhere += made.planned != made.recorded
     assert elsewhere > 0
 
@@ -229,8 +229,8 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
             ranks = [choice.rank, choice.prefill_rank]
             answers[str(one.selection_id)] = kind, *(rank for rank in ranks if rank is not None)
         assert answers == fleet.answers
-        met["waves"] += sum(isinstance(one.item, Wave) for one in play([path]))
-    wanted = {"placed", "pair", "refused", "cache_threshold", "waves", "queued", "trust", "tiers"}
+        met["batches"] += sum(isinstance(one.item, PlannedBatch) for one in play([path]))
+    wanted = {"placed", "pair", "refused", "cache_threshold", "batches", "queued", "trust", "tiers"}
     assert all(met[what] for what in wanted | {"draws", "shared", "sessions"})
 
 
@@ -249,7 +249,7 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
         assert told is not None
         assert told.agreement == 1.0
         assert told.decisions > 20
-        assert told.wave_members_moved == 0
+        assert told.batch_members_moved == 0
         assert told.prefill_tokens == told.prefill_tokens_recorded
         assert told.spread == told.spread_recorded
         assert 0 < told.in_session < told.decisions or fleet.core.limits.session_ttl_s == 0.0
@@ -354,7 +354,7 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
 
 
 def prompts_of(item: Item) -> list[Prompted]:
-    if isinstance(item, Wave):
+    if isinstance(item, PlannedBatch):
         return item.prompts
     return [item.prompt] if isinstance(item, Decided) else []
 

@@ -103,8 +103,10 @@ def test_the_verdict_says_who_wins_and_by_how_much() -> None:
     assert [row[at] for row in rows] == ["-", "-"], "nothing says when a request is in time"
     assert legend(untold)["in time"].startswith("no target was given")
     assert "sessions" in legend(untold)["goodput"]
-    waves = replace(TARGETS, workloads=[WorkloadSettings(kind="rl")])
-    assert "sessions" not in legend(replace(untold, settings=waves))["goodput"], "they have no rate"
+    batches = replace(TARGETS, workloads=[WorkloadSettings(kind="rl")])
+    assert "sessions" not in legend(replace(untold, settings=batches))["goodput"], (
+        "they have no rate"
+    )
     head, rows = differences(plain)
     assert head[-1] == "E2E mean, %"
     assert rows[0][-1].startswith("+0.0"), "nothing is not less than nothing"

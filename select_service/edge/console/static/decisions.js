@@ -17,7 +17,7 @@ const REASONS = {
   cache_hit: "holds too little of the prompt",
   draining: "drains and takes no new work",
   not_schedulable: "its record is incomplete or contradicts others",
-  wave: "the rank was chosen for a whole batch",
+  batch: "the rank was chosen for a whole batch",
   failing: "passed over: its requests failed",
   unreachable: "passed over: its event publisher is out of reach",
   refused: "the request was refused before",

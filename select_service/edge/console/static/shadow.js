@@ -12,7 +12,7 @@ const WHY = {
   budget: "the time for it was spent (--shadow-cost-max)",
   only: "there was one candidate",
   pair: "about a prefill and a decode rank",
-  wave: "placed as part of a batch",
+  batch: "placed as part of a batch",
 };
 const GAINS = [
   ["prefill_tokens", "Prompt tokens to prefill"],

@@ -24,7 +24,7 @@ from select_service.types import (
     SelectPairRequest,
     SelectRequest,
 )
-from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
+from select_service.types.batches import SelectBatchAnswer, SelectBatchItem, SelectBatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Api, Handler, Reply, Request
 
-_WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
+_BATCH_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 
 
 def _handler(
@@ -137,7 +137,7 @@ async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Respons
     return api.refusal(error, warning)
 
 
-@post("/select_batch", WaveAnswer, 404, 409, 503, scope="select", takes=SelectBatchRequest)
+@post("/select_batch", SelectBatchAnswer, 404, 409, 503, scope="select", takes=SelectBatchRequest)
 def select_batch(api: Api, request: Request) -> Reply:
     """Choose workers for a batch of prompts together, and reserve them if that is wanted."""
     return _select_batch(api, api.bodies[BatchBody].decode(request.body))
@@ -148,14 +148,14 @@ async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
     items: list[Item] = []
     for at, raw in enumerate(wants.requests):
         try:
-            one = api.bodies[WaveItem].decode(bytes(raw))
+            one = api.bodies[SelectBatchItem].decode(bytes(raw))
         except ServiceError as refusal:  # of a body that is wrong nothing is done
             inside = "" if refusal.field is None else f".{refusal.field}"
             refusal.field = f"requests[{at}]{inside}"
             raise
         items.append((one.request, one.unknown))
         warning = warning or one.warning
-        if not (at + 1) % _WAVE_ITEMS:
+        if not (at + 1) % _BATCH_ITEMS:
             await asyncio.sleep(0)
     service = api.service
     try:

@@ -10,7 +10,7 @@ import pytest
 from select_service.errors import BatchNotPlaced, retry_after
 from select_service.types import CoreLimits, RouterConfig
 from select_service.types.admission import AdmissionChange, AdmissionSettings
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 from tests.select_service.core.admission.gated import (
     fleet,
     keeper_of,
@@ -170,7 +170,12 @@ def batch_refused(
     """
     starts, each = (range(1, n + 1), 1) if apart else (range(1, 2), n)
     items = [
-        (WaveItem(block_hashes=[at], sequence_hashes=[at], isl_tokens=400, n=each, **wishes), b"")
+        (
+            SelectBatchItem(
+                block_hashes=[at], sequence_hashes=[at], isl_tokens=400, n=each, **wishes
+            ),
+            b"",
+        )
         for at in starts
     ]
     wants = SelectBatchRequest(requests=[], reserve=True, atomic=True)

@@ -1,4 +1,4 @@
-"""Waves: equal prefixes go together, nobody drowns, each is answered as it would be alone."""
+"""Batches: equal prefixes go together, nobody drowns, each is answered as it would be alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from select_service.core.effects import Effects
 from select_service.errors import BatchNotPlaced, InvalidField, InvalidRequest
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
 from select_service.types.admission import AdmissionSettings
-from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
+from select_service.types.batches import SelectBatchAnswer, SelectBatchItem, SelectBatchRequest
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from select_service.core.batches.batch_selection import Item
 
 
-def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> WaveItem:
-    return WaveItem(
+def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> SelectBatchItem:
+    return SelectBatchItem(
         block_hashes=list(hashes),
         sequence_hashes=list(hashes),
         isl_tokens=len(hashes) * 16 if isl is None else isl,
@@ -37,10 +37,12 @@ def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> W
     )
 
 
-def place(fleet: Fleet, *items: Item | WaveItem, checked: bool = True, **wants: Any) -> WaveAnswer:
-    """Drive a wave to its end, stating all promises after each step; keep what it tells."""
+def place(
+    fleet: Fleet, *items: Item | SelectBatchItem, checked: bool = True, **wants: Any
+) -> SelectBatchAnswer:
+    """Drive a batch to its end, stating all promises after each step; keep what it tells."""
     request = SelectBatchRequest(requests=[], **wants)
-    pairs = [(one, b"") if isinstance(one, WaveItem) else one for one in items]
+    pairs = [(one, b"") if isinstance(one, SelectBatchItem) else one for one in items]
     steps = fleet.core.batch_selection.begin(request, pairs).steps(fleet.now)
     fleet.effects = Effects()
     try:
@@ -52,13 +54,13 @@ def place(fleet: Fleet, *items: Item | WaveItem, checked: bool = True, **wants: 
             effects = steps.send(fleet.now)
     except StopIteration as done:
         answer = done.value
-        assert isinstance(answer, WaveAnswer)
+        assert isinstance(answer, SelectBatchAnswer)
         fleet.core.check()
         return answer
 
 
 def end_of(steps: Generator[Any, float, Any], now: float) -> Any:
-    """Go on with a wave to its end."""
+    """Go on with a batch to its end."""
     try:
         while True:
             steps.send(now)
@@ -66,7 +68,7 @@ def end_of(steps: Generator[Any, float, Any], now: float) -> Any:
         return done.value
 
 
-def where(answer: WaveAnswer) -> list[int]:
+def where(answer: SelectBatchAnswer) -> list[int]:
     """Return the workers of all samples, all of which were placed."""
     found = []
     for one in answer.results:
@@ -197,11 +199,11 @@ def test_all_or_none() -> None:
     assert refused.value.details == {"request": 1, "sample": 3, "code": "no_eligible_worker"}
     assert booked(fleet) == 0
     assert all(row.active_requests == 0 for row in fleet.core.queries.loads()[0].loads)
-    assert fleet.core.counters.waves_undone == 1
+    assert fleet.core.counters.batches_undone == 1
     assert place(fleet, items[0], reserve=True, atomic=True).placed == 3
 
 
-def test_what_was_booked_before_survives_a_wave_that_is_undone() -> None:
+def test_what_was_booked_before_survives_a_batch_that_is_undone() -> None:
     fleet = fleet_of(2)
     place(fleet, prompt(*group(1), reservation_id="kept"), reserve=True)
     with pytest.raises(BatchNotPlaced):
@@ -215,7 +217,7 @@ def test_what_was_booked_before_survives_a_wave_that_is_undone() -> None:
     assert fleet.core.lifecycle.bookings.find("kept") is not None
 
 
-def test_nobody_waits_in_a_wave() -> None:
+def test_nobody_waits_in_a_batch() -> None:
     fleet = fleet_of(1, admission=AdmissionSettings(max_inflight=2, max_queued=5))
     answer = place(fleet, prompt(*group(1), n=3), reserve=True)
     assert [one.status for one in answer.results] == [200, 200, 503]
@@ -268,7 +270,7 @@ def test_a_decision_says_that_the_rank_was_chosen_with_others() -> None:
     assert record is not None
     told = ExplainedRecord(record, 0.0, 0.0)
     candidates = told.candidates(0, 3)
-    assert [one.excluded for one in candidates if one.worker_id != taken[1]] == ["wave"] * 2
+    assert [one.excluded for one in candidates if one.worker_id != taken[1]] == ["batch"] * 2
     (chosen,) = (one for one in candidates if one.worker_id == taken[1])
     assert chosen.excluded is None
 
@@ -276,8 +278,8 @@ def test_a_decision_says_that_the_rank_was_chosen_with_others() -> None:
 def test_a_worker_that_goes_in_between_takes_none_of_the_rest() -> None:
     fleet = fleet_of(2)
     request = SelectBatchRequest(requests=[], reserve=True)
-    wave = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
-    steps = wave.steps(fleet.now)
+    batch = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
+    steps = batch.steps(fleet.now)
     next(steps)
     while not fleet.core.queries.loads()[0].loads[0].active_requests:
         steps.send(fleet.now)
@@ -293,25 +295,25 @@ def test_a_worker_that_goes_while_ranks_are_priced_takes_nothing() -> None:
     fleet = fleet_of(2)
     preferred = RoutingConstraints([], {"near": 1.0})
     items = [prompt(*group(n), routing_constraints=preferred) for n in range(4)]
-    wave = fleet.core.batch_selection.begin(
+    batch = fleet.core.batch_selection.begin(
         SelectBatchRequest(requests=[]), [(one, b"") for one in items]
     )
-    steps = wave.steps(fleet.now)
+    steps = batch.steps(fleet.now)
     next(steps)
     fleet.delete(1)
     assert set(where(end_of(steps, fleet.now))) == {2}
 
 
-def test_a_wave_that_is_given_up_leaves_nothing() -> None:
+def test_a_batch_that_is_given_up_leaves_nothing() -> None:
     fleet = fleet_of(2)
     request = SelectBatchRequest(requests=[], reserve=True)
-    wave = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
-    steps = wave.steps(fleet.now)
+    batch = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
+    steps = batch.steps(fleet.now)
     next(steps)
     while booked(fleet) < 5:
         steps.send(fleet.now)
     steps.close()
-    undoing = wave.undo(fleet.now)
+    undoing = batch.undo(fleet.now)
     with contextlib.suppress(StopIteration):
         next(undoing)
         while True:
@@ -378,7 +380,7 @@ def test_who_is_refused_takes_nothing_from_those_who_sit_behind_him() -> None:
     assert first.prefixes_computed == 1
 
 
-def test_an_id_that_comes_twice_in_a_wave_takes_nothing_from_others() -> None:
+def test_an_id_that_comes_twice_in_a_batch_takes_nothing_from_others() -> None:
     same = prompt(*group(1), reservation_id="r")
     answer = place(fleet_of(1), same, same, prompt(*group(1), reservation_id="s"), reserve=True)
     assert [one.status for one in answer.results] == [200] * 3
@@ -418,9 +420,9 @@ def test_what_others_compute_counts_for_who_asks_for_hits_too_but_is_no_hit() ->
 
 
 def test_limits_are_told_before_anything_happens() -> None:
-    fleet = fleet_of(1, limits=CoreLimits(wave_samples_max=3))
+    fleet = fleet_of(1, limits=CoreLimits(batch_samples_max=3))
     with pytest.raises(InvalidField, match="at most 3 samples"):
         place(fleet, prompt(1, n=2), prompt(2, n=2))
     with pytest.raises(InvalidField, match="atomic needs reserve"):
         place(fleet, prompt(1), atomic=True)
-    assert fleet.core.counters.waves == 0
+    assert fleet.core.counters.batches == 0

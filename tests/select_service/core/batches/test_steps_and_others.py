@@ -1,7 +1,7 @@
-"""What others do with the ids of a wave that is under way, with a disk and without.
+"""What others do with the ids of a batch that is under way, with a disk and without.
 
 A disk that may be looked at after any step: whoever was told something finds it there, and of a
-wave that is all or none nothing is there before all of it is.
+batch that is all or none nothing is there before all of it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from select_service.core.batches.batch_selection import RunningBatch
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
-from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
 from select_service.types.workers import DrainRequest
 from tests.select_service.core.batches.test_batch_selection import booked, prompt
 from tests.select_service.core.test_state import Disk, restored
@@ -28,7 +28,7 @@ STAYING, GOING = 1, 2
 
 
 class Underway:
-    """A wave, a step at a time."""
+    """A batch, a step at a time."""
 
     def __init__(self, fleet: Fleet, *, fails: bool = False, atomic: bool = True, name: str = "w"):
         self.fleet = fleet
@@ -38,11 +38,11 @@ class Underway:
         if fails:
             items.append(prompt(4, allowed_worker_ids=[GOING]))
         request = SelectBatchRequest(requests=[], reserve=True, atomic=atomic)
-        self.wave: RunningBatch = fleet.core.batch_selection.begin(
+        self.batch: RunningBatch = fleet.core.batch_selection.begin(
             request, [(one, b"") for one in items]
         )
-        self.steps: Generator[Any, float, Any] = self.wave.steps(fleet.now)
-        self.answer: WaveAnswer | None = None
+        self.steps: Generator[Any, float, Any] = self.batch.steps(fleet.now)
+        self.answer: SelectBatchAnswer | None = None
         self.is_over = False
         self._begun = False
 
@@ -75,7 +75,7 @@ class Underway:
 
     def give_up(self) -> None:
         self.steps.close()
-        undoing = self.wave.undo(self.fleet.now)
+        undoing = self.batch.undo(self.fleet.now)
         with contextlib.suppress(StopIteration):
             next(undoing)
             while True:
@@ -95,7 +95,7 @@ def alone(name: str = "w.0", block: int = 9) -> SelectAndReserveRequest:
 
 
 def repeat(name: str) -> SelectAndReserveRequest:
-    """What a client sends that asks for one sample of the wave alone."""
+    """What a client sends that asks for one sample of the batch alone."""
     one = prompt(1, 2, 3, allowed_worker_ids=[STAYING])
     fields = {field: getattr(one, field) for field in SelectAndReserveRequest.__struct_fields__}
     return SelectAndReserveRequest(**(fields | {"reservation_id": name}))
@@ -120,44 +120,44 @@ def on_disk(disk: Disk) -> set[str]:
 
 def test_an_id_booked_again_by_somebody_else_is_durable_by_itself() -> None:
     fleet, disk = house()
-    wave = Underway(fleet)
-    wave.until_booked(3)
+    batch = Underway(fleet)
+    batch.until_booked(3)
     fleet.core.reservations.free("w.0", fleet.now)
     fleet.core.selection.select_and_reserve(alone("w.0"), fleet.now)
     disk.write(fleet)  # it is answered now
-    assert on_disk(disk) == {"w.0"}, "what was told is there, and nothing of the wave"
-    wave.end()
+    assert on_disk(disk) == {"w.0"}, "what was told is there, and nothing of the batch"
+    batch.end()
     disk.write(fleet)
     assert on_disk(disk) == live(fleet) == {f"w.{n}" for n in range(SAMPLES)}
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_an_id_booked_again_is_not_ended_with_the_wave_it_once_was_of(*, is_cut: bool) -> None:
+def test_an_id_booked_again_is_not_ended_with_the_batch_it_once_was_of(*, is_cut: bool) -> None:
     fleet, disk = house()
-    wave = Underway(fleet, fails=True)
-    wave.until_booked(3)
+    batch = Underway(fleet, fails=True)
+    batch.until_booked(3)
     fleet.core.reservations.free("w.0", fleet.now)
     fleet.core.selection.select_and_reserve(alone("w.0"), fleet.now)
     if is_cut:
-        wave.give_up()
+        batch.give_up()
     else:
-        wave.end()
+        batch.end()
     disk.write(fleet)
     assert on_disk(disk) == live(fleet) == {"w.0"}
 
 
-def test_an_id_that_was_freed_lately_is_not_written_before_its_wave() -> None:
+def test_an_id_that_was_freed_lately_is_not_written_before_its_batch() -> None:
     fleet, disk = house()
     fleet.core.selection.select_and_reserve(alone("w.1"), fleet.now)
     disk.write(fleet)
     fleet.core.reservations.free("w.1", fleet.now)
-    wave = Underway(fleet)
-    wave.until_booked(SAMPLES - 1)
+    batch = Underway(fleet)
+    batch.until_booked(SAMPLES - 1)
     disk.write(fleet)
-    assert on_disk(disk) == set(), "of the wave nothing, and the old booking is over"
+    assert on_disk(disk) == set(), "of the batch nothing, and the old booking is over"
     again = restored(disk, 5_000.0)
     again.core.reservations.free("w.1", again.now)  # it is remembered: 200, and not 404
-    wave.end()
+    batch.end()
     disk.write(fleet)
     assert on_disk(disk) == {f"w.{n}" for n in range(SAMPLES)}
 
@@ -166,8 +166,8 @@ def test_an_id_that_was_freed_lately_is_not_written_before_its_wave() -> None:
 def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool) -> None:
     """A client that retries while its first call is taken back would be told of what is going."""
     fleet, _ = house()
-    wave = Underway(fleet, atomic=atomic)
-    wave.until_booked(3)
+    batch = Underway(fleet, atomic=atomic)
+    batch.until_booked(3)
     with pytest.raises(ReservationUnderWay) as refused:
         fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)
     assert (refused.value.status, refused.value.field) == (503, "reservation_id")
@@ -176,7 +176,7 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     assert other.answer is not None
     codes = [one.code for one in other.answer.results]
     assert codes[:3] == ["reservation_under_way"] * 3
-    wave.give_up()
+    batch.give_up()
     third = Underway(fleet, atomic=False)
     third.end()
     assert third.answer is not None
@@ -202,26 +202,26 @@ def test_a_repeat_whose_worker_drains_and_whose_first_batch_is_taken_back(*, ato
         assert not atomic
 
 
-def test_what_a_refusing_disk_takes_back_is_the_whole_wave_and_what_others_booked() -> None:
+def test_what_a_refusing_disk_takes_back_is_the_whole_batch_and_what_others_booked() -> None:
     fleet, disk = house()
-    wave = Underway(fleet)
-    wave.end()
+    batch = Underway(fleet)
+    batch.end()
     fleet.core.selection.select_and_reserve(alone("x"), fleet.now)
     assert set(disk.changes.take_fresh()) == live(fleet)
     assert not set(disk.changes.take_fresh())
-    wave = Underway(fleet, name="v")
-    wave.end()
+    batch = Underway(fleet, name="v")
+    batch.end()
     disk.write(fleet)
     assert not set(disk.changes.take_fresh()), "it is written"
 
 
-def test_to_let_a_wave_go_takes_one_mark() -> None:
+def test_to_let_a_batch_go_takes_one_mark() -> None:
     """A thousand in one turn took a millisecond."""
     fleet, disk = house()
-    wave = Underway(fleet)
-    wave.until_booked(SAMPLES)
+    batch = Underway(fleet)
+    batch.until_booked(SAMPLES)
     before = disk.changes.marks
-    wave.end()
+    batch.end()
     assert disk.changes.marks == before + 1
 
 
@@ -235,19 +235,19 @@ ACTS = st.lists(
 
 
 class Scene:
-    """A wave, others who use its ids, and a disk that may fail."""
+    """A batch, others who use its ids, and a disk that may fail."""
 
     def __init__(self, *, fails: bool) -> None:
         self.fleet, self.disk = house()
-        self.wave = Underway(self.fleet, fails=fails)
+        self.batch = Underway(self.fleet, fails=fails)
         self.others: set[str] = set()  # ids that others have booked, and were told of
-        self.ended: set[str] = set()  # samples of the wave that others have ended
+        self.ended: set[str] = set()  # samples of the batch that others have ended
         self.is_failing = False
 
     def act(self, verb: str, name: str) -> None:
         with contextlib.suppress(ServiceError):
             if verb == "step":
-                self.wave.step()
+                self.batch.step()
             elif verb == "free":
                 self.free(name)
             elif verb == "book":
@@ -277,22 +277,22 @@ class Scene:
         there = on_disk(self.disk)
         assert self.others <= there, "what was told stands"
         ours = {f"w.{n}" for n in range(SAMPLES)} - self.ended - self.others
-        stands = self.wave.answer is not None
+        stands = self.batch.answer is not None
         assert there - self.others == (ours if stands else set()), "all or none"
 
 
 @settings(max_examples=25, deadline=None)
 @given(ACTS, st.booleans(), st.booleans())
-@example([("book", 0), ("free", 0)], False, False)  # and then a wave takes the id
+@example([("book", 0), ("free", 0)], False, False)  # and then a batch takes the id
 def test_all_or_none_and_what_others_were_told(
     acts: list[tuple[str, int]], fails: bool, is_cut: bool
 ) -> None:
     scene = Scene(fails=fails)
     for verb, number in acts:
         scene.act(verb, f"w.{number}")
-    if is_cut and not scene.wave.is_over:
-        scene.wave.give_up()
-    scene.wave.end()
+    if is_cut and not scene.batch.is_over:
+        scene.batch.give_up()
+    scene.batch.end()
     scene.is_failing = False
     scene.write()
     assert live(scene.fleet) == on_disk(scene.disk)
@@ -302,10 +302,10 @@ def test_all_or_none_and_what_others_were_told(
 
 @given(turns=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=12))
 @example(turns=[(True, 6), (False, 9), (True, 9)])
-def test_of_two_equal_waves_one_is_placed_however_they_take_turns(
+def test_of_two_equal_batches_one_is_placed_however_they_take_turns(
     turns: list[tuple[bool, int]],
 ) -> None:
-    """A client gave up waiting and asks again, while its first wave goes on."""
+    """A client gave up waiting and asks again, while its first batch goes on."""
     fleet, _ = house()
     first, again = Underway(fleet), Underway(fleet)
     for is_first, steps in turns:

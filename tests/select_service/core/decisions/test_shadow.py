@@ -12,7 +12,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.shadow import BURST_S, ShadowReport
 from select_service.core.decisions.shadow_regret import RegretTally, ShadowTally
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
-from select_service.types.batches import WaveItem
+from select_service.types.batches import SelectBatchItem
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus
 from tests.effort import examples
 from tests.select_service.core.batches.test_batch_selection import place
@@ -53,8 +53,8 @@ def test_what_is_not_scored_is_counted_with_its_reason() -> None:
     fleet.pair("pair", 3, 4)
     fleet.select(5, allowed_worker_ids=[2])
     assert tally(fleet).skipped == {"pair": 1, "only": 1}
-    place(fleet, WaveItem(block_hashes=[7, 8], sequence_hashes=[7, 8], isl_tokens=32, n=2))
-    assert tally(fleet).skipped == {"pair": 1, "only": 1, "wave": 2}
+    place(fleet, SelectBatchItem(block_hashes=[7, 8], sequence_hashes=[7, 8], isl_tokens=32, n=2))
+    assert tally(fleet).skipped == {"pair": 1, "only": 1, "batch": 2}
     assert tally(fleet).scored == 1
 
 
@@ -76,11 +76,11 @@ def test_the_sample_is_its_share_at_any_time(share: float, count: int) -> None:
     request = SelectRequest(block_hashes=[1], sequence_hashes=[1], isl_tokens=16)
     partition, prompt, weights = fleet.core.reader.selection(request)
     ticket = Ticket(partition, request, prompt, weights, None, b"")
-    ticket.in_wave = True  # all there is to know of it here
+    ticket.in_batch = True  # all there is to know of it here
     for _ in range(count):
         assert shadow.watch(ticket, slice(0, 2), None, fleet.now, fleet.core._rng) is None
     assert sum(tally(fleet).skipped.values()) == count
-    assert abs(tally(fleet).skipped.get("wave", 0) - share * count) < 4.0
+    assert abs(tally(fleet).skipped.get("batch", 0) - share * count) < 4.0
 
 
 @settings(max_examples=examples(50))

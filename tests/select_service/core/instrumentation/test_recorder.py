@@ -9,7 +9,7 @@ from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.pricing.cost import Pulls
 from select_service.core.recording.items import ReservationStep
-from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SlotsNote, WaveNote
+from select_service.core.recording.notes import BatchNote, BirthNote, DecisionNote, Note, SlotsNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
 from tests.select_service.core.batches.test_batch_selection import place, prompt
@@ -143,13 +143,13 @@ def test_decisions_are_noted_without_a_ring_of_them() -> None:
     assert not len(fleet.core.decisions)
 
 
-def test_the_plan_of_a_wave_is_one_note() -> None:
+def test_the_plan_of_a_batch_is_one_note() -> None:
     notes = Notes()
     fleet = Fleet(decision_recorder=Recorder(notes))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
     place(fleet, prompt(1, 2, n=4), prompt(3, n=2), reserve=True)
-    (wave,) = notes.of(WaveNote)
-    attached = [number for step in wave.steps for number, _ in step.planned_ranks]
+    (batch,) = notes.of(BatchNote)
+    attached = [number for step in batch.steps for number, _ in step.planned_ranks]
     assert sorted(attached) == list(range(6))
-    assert sum(note.in_wave for note in notes.of(DecisionNote)) == 6
+    assert sum(note.in_batch for note in notes.of(DecisionNote)) == 6

@@ -83,7 +83,7 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
         SelectRequest(selection_id=draw(st.none() | st.text(max_size=3))),
         *(None, None, None, None),
         draw(st.lists(st.floats(0, 1, exclude_max=True) | st.integers(0, 9), max_size=3)),
-        in_wave=draw(st.booleans()),
+        in_batch=draw(st.booleans()),
         in_session=draw(st.booleans()),
     )
 
@@ -127,7 +127,7 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
             assert [told_of(tier, ranks) for tier in tiers] == [noted(tier) for tier in found[:3]]
         assert told_of(one.shared, ranks) == noted(shared)
         assert one.draws == list(note.draws)
-        assert (one.slot, one.in_wave, one.at) == (note.slot, note.in_wave, note.at)
+        assert (one.slot, one.in_batch, one.at) == (note.slot, note.in_batch, note.at)
         assert one.selection_id == note.request.selection_id
 
 

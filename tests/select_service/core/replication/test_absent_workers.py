@@ -21,7 +21,7 @@ from tests.select_service.core.replication.replica import (
     silent,
     tell,
 )
-from tests.select_service.core.replication.test_retries import in_wave
+from tests.select_service.core.replication.test_retries import in_batch
 from tests.select_service.core.whole_fleet import Fleet
 
 PROMPT = (1, 2, 3)
@@ -40,15 +40,15 @@ def taken(fleet: Fleet, name: str = "z", isl: int = 48) -> Any:
     return fleet.take(name, *PROMPT, isl=isl, selection_id="s", allowed_worker_ids=[9])
 
 
-def in_a_wave(fleet: Any, name: str = "z", isl: int = 48) -> Any:
-    return in_wave(fleet, name, isl=isl, allowed_worker_ids=[9])
+def in_a_batch(fleet: Any, name: str = "z", isl: int = 48) -> Any:
+    return in_batch(fleet, name, isl=isl, allowed_worker_ids=[9])
 
 
 def paired(fleet: Fleet, name: str = "z", isl: int = 48) -> Any:
     return fleet.pair(name, *PROMPT, isl=isl, selection_id="s")
 
 
-ASKS = (chosen, taken, in_a_wave, paired)
+ASKS = (chosen, taken, in_a_batch, paired)
 
 
 def two(ask: Any, *, bare: bool) -> tuple[Replica, Replica, Any]:
@@ -84,7 +84,7 @@ def test_a_known_id_is_never_booked_anew(ask: Any, bare: bool) -> None:
         with pytest.raises(ReservationConflict):
             here.take("z", *PROMPT)
         with pytest.raises(ReservationConflict):
-            in_wave(here, "z")
+            in_batch(here, "z")
         with pytest.raises(ReservationConflict):
             here.pair("z", *PROMPT)
     if ask is paired:

@@ -16,7 +16,7 @@ from select_service.core.batches.batch_selection import RunningBatch
 from select_service.core.effects import Effects
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
-from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
 from tests.models.replica_net import LIMITS, Net, Node
 from tests.select_service.core.batches.test_batch_selection import prompt
 from tests.select_service.core.replication.replica import Replica, acquainted, tell
@@ -87,7 +87,7 @@ class Scene:
     def place(self) -> None:
         steps = self.batch.steps(self.net.now)
         answer = self.drive(steps, self.rng.randint(1, 9))
-        if isinstance(answer, WaveAnswer):
+        if isinstance(answer, SelectBatchAnswer):
             self.owner.flush()
             self.told |= {f"b.{number}" for number in range(SAMPLES)}
             assert answer.placed == SAMPLES

@@ -23,7 +23,7 @@ from select_service.types import (
     ReservationRequest,
     RoutingConstraints,
 )
-from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from select_service.types.batches import SelectBatchAnswer, SelectBatchRequest
 from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.replication.replica import (
     DYNAMO,
@@ -97,13 +97,13 @@ def advised(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
     return answer
 
 
-def in_wave(fleet: Replica, name: str = "a", *, isl: int = 48, **wishes: Any) -> Any:
+def in_batch(fleet: Replica, name: str = "a", *, isl: int = 48, **wishes: Any) -> Any:
     item = prompt(*PROMPT, isl=isl, reservation_id=name, **wishes)
     return alone(place(fleet, item, reserve=True))
 
 
-def alone(answer: WaveAnswer) -> Any:
-    """Return the only selection of a wave."""
+def alone(answer: SelectBatchAnswer) -> Any:
+    """Return the only selection of a batch."""
     (result,) = answer.results
     if result.status == 409:
         raise ReservationConflict(str(result.error))
@@ -111,7 +111,7 @@ def alone(answer: WaveAnswer) -> Any:
     return result.selection
 
 
-ASKS = (reserved, taken, leased, wishful, paired, unpaired, advised, in_wave)
+ASKS = (reserved, taken, leased, wishful, paired, unpaired, advised, in_batch)
 THERE = 2000
 
 
@@ -211,7 +211,7 @@ def test_a_repeat_elsewhere_of_a_batch_that_may_yet_be_taken_back(
     own = here.core.lifecycle.bookings.own
     first = alone(place(there, item, reserve=True))
     here.hears(*told(there))
-    assert in_wave(here) == first
+    assert in_batch(here) == first
     assert here.core.lifecycle.bookings.own == own
 
 
@@ -282,7 +282,7 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
 def test_another_route_is_another_body(ask: Ask) -> None:
     here, there, _ = booked_there(ask)
     here.hears(*told(there))
-    alike = ({taken, in_wave, advised}, {paired, unpaired})
+    alike = ({taken, in_batch, advised}, {paired, unpaired})
     for other in ASKS:
         if other is not ask and not any({ask, other} <= some for some in alike):
             here.worker(1)
@@ -329,7 +329,7 @@ def test_a_reservation_of_dynamo_is_nobody_s_repeat() -> None:
     """Its messages do not say what was asked, and its own selectors refuse every repeat."""
     here = Replica()
     here.dynamo(add(*PROMPT, tokens=48), "a")
-    for ask in (reserved, taken, in_wave):
+    for ask in (reserved, taken, in_batch):
         conflicts(ask, here)
     assert here.core.lifecycle.bookings.get("a").reservation.origin == DYNAMO
 

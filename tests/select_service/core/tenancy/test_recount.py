@@ -1,7 +1,7 @@
 """What each tenant is said to hold is what there is, whatever happens in whatever order.
 
 Workers come, move between tenants, change, drain and go; requests book, wait, repeat and end, alone
-and in waves; leases open, close and expire; tenants enter the token file and leave it.
+and in batches; leases open, close and expire; tenants enter the token file and leave it.
 `SelectionCore.check` counts everything again after each step.
 """
 
@@ -23,7 +23,7 @@ from select_service.types import (
     RouterConfig,
     SelectAndReserveRequest,
 )
-from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchItem, SelectBatchRequest
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -182,8 +182,10 @@ class Machine(RuleBasedStateMachine):
             self.tickets.append(answer[0])
 
     @rule(name=names, tenant=tenants, count=st.integers(1, 12), atomic=st.booleans())
-    def wave(self, name: str, tenant: str, count: int, *, atomic: bool) -> None:
-        item = WaveItem(reservation_id=name, model_name="m", tenant_id=tenant, n=count, **ASKED)
+    def batch(self, name: str, tenant: str, count: int, *, atomic: bool) -> None:
+        item = SelectBatchItem(
+            reservation_id=name, model_name="m", tenant_id=tenant, n=count, **ASKED
+        )
         request = SelectBatchRequest(requests=[item], reserve=True, atomic=atomic)
         steps = self.fleet.core.batch_selection.begin(request, [(item, b"")]).steps(self.fleet.now)
         self.tries(lambda: list(_all_of(steps, self.fleet.now)))

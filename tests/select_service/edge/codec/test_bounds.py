@@ -131,13 +131,13 @@ def test_what_is_read_later_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("item", [1, {}])
-def test_a_wave_of_too_many(item: object) -> None:
-    wave = {"requests": [item] * (ITEMS_MAX + 1)}
+def test_a_batch_of_too_many(item: object) -> None:
+    batch = {"requests": [item] * (ITEMS_MAX + 1)}
     with pytest.raises(InvalidField) as refusal:
-        RequestDecoder(BatchBody, IGNORE).decode(msgspec.json.encode(wave))
+        RequestDecoder(BatchBody, IGNORE).decode(msgspec.json.encode(batch))
     assert refusal.value.field == "requests"
     with pytest.raises(InvalidField):
-        MsgpackDecoder(BatchBody, IGNORE).decode(msgspec.msgpack.encode(wave))
+        MsgpackDecoder(BatchBody, IGNORE).decode(msgspec.msgpack.encode(batch))
 
 
 def test_too_many_operations_in_msgpack() -> None:

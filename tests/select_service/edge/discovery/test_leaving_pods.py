@@ -211,10 +211,10 @@ async def test_no_new_work_at_once_and_nothing_is_forgotten(how: str) -> None:
         await leave(cluster.api)
         await until(lambda: cluster.schedulable == 1)
         assert await cluster.chosen() == {second}, "although the other has the prompt"
-        wave = await cluster.client.post("/select_batch", json={"requests": [PROMPT] * 4})
-        assert wave.status_code == 200, wave.text
-        assert str(second) in wave.text
-        assert str(first) not in wave.text, "nor any of a batch"
+        batch = await cluster.client.post("/select_batch", json={"requests": [PROMPT] * 4})
+        assert batch.status_code == 200, batch.text
+        assert str(second) in batch.text
+        assert str(first) not in batch.text, "nor any of a batch"
         (why,) = await cluster.reasons(first)
         assert why.startswith("kubernetes: ")
         assert (cluster.load(), cluster.cached()) == (1, 2)

@@ -26,7 +26,7 @@ from tests.wait import run, until
 LIMITS = ConnectionLimits(1e3, 1e3, 100, 1 << 16, 128, 100, 100, 1 << 20, 0)
 ROOM: Final = 1 << 30
 BOOK: Final = {**PROMPT, "reservation_id": "mine"}
-WAVE: Final = {"requests": [{**PROMPT, "n": 3}], "reserve": True}
+BATCH: Final = {"requests": [{**PROMPT, "n": 3}], "reserve": True}
 CHOSEN: Final = {**BOOK, "worker_id": 1}
 FORMS: Final = {
     "select_and_reserve": ("/select_and_reserve", BOOK),
@@ -34,8 +34,8 @@ FORMS: Final = {
     "explained": ("/select_and_reserve", {**BOOK, "explain": True}),
     "of a session": ("/select_and_reserve", {**BOOK, "session_id": "s"}),
     "pair": ("/select_pair", BOOK),
-    "batch": ("/select_batch", WAVE),
-    "all or none": ("/select_batch", {**WAVE, "atomic": True}),
+    "batch": ("/select_batch", BATCH),
+    "all or none": ("/select_batch", {**BATCH, "atomic": True}),
     "large batch": ("/select_batch", {"requests": [{**PROMPT, "n": 40}], "reserve": True}),
     "reservation": ("/reservations", CHOSEN),
 }

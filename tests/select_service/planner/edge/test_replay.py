@@ -288,7 +288,7 @@ def test_what_policies_play_is_part_of_what_may_be_simulated(
 
 
 def test_nobody_is_replayed_with_more_gpus_than_there_are() -> None:
-    """The reactive scaler and the oracle had as many as they liked: no rivals to compare with."""
+    """The reactive scaler and the oracle had as many as they liked: no baselines to compare."""
     requests = traffic(lambda _: 30.0, 60.0)
     settings = dataclasses.replace(SETTINGS, interval_s=10.0, startup_s=10.0, decode_gpus=2)
     profile = read_profile(PROFILE)

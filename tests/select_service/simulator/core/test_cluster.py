@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from select_service.simulator.core.baselines.d2lpm import D2Lpm
+from select_service.simulator.core.baselines.llm_d import LlmD
+from select_service.simulator.core.baselines.lmetric import LMetric
+from select_service.simulator.core.baselines.oracle import BoundRouter, OracleRouter
+from select_service.simulator.core.baselines.preble import PrebleE2
+from select_service.simulator.core.baselines.sglang import SglangCacheAware
 from select_service.simulator.core.cluster import Cluster
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import RequestOutcome
-from select_service.simulator.core.rivals.d2lpm import D2Lpm
-from select_service.simulator.core.rivals.llm_d import LlmD
-from select_service.simulator.core.rivals.lmetric import LMetric
-from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
-from select_service.simulator.core.rivals.preble import PrebleE2
-from select_service.simulator.core.rivals.sglang import SglangCacheAware
 from select_service.simulator.core.routers import (
     Counting,
     LeastLoaded,

@@ -109,11 +109,11 @@ def test_what_is_said_does_not_depend_on_how_fast_it_is_answered() -> None:
     assert said[0] == said[1]
 
 
-def test_samples_of_a_group_share_their_prompt_and_waves_wait_for_each_other() -> None:
+def test_samples_of_a_group_share_their_prompt_and_batches_wait_for_each_other() -> None:
     settings = WorkloadSettings(kind="rl", prompts=4, samples=8, requests=64, think_s=5.0)
     found = drain(of(settings), takes_s=2.0)
-    waves = sorted({one.arrival for one in found})
-    assert waves == [0.0, 7.0]
+    batches = sorted({one.arrival for one in found})
+    assert batches == [0.0, 7.0]
     first = [one for one in found if one.arrival == 0.0]
     assert len({tuple(one.blocks[: one.isl // 64]) for one in first}) == 4
 

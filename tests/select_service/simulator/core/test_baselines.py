@@ -6,19 +6,19 @@ import random
 
 import pytest
 
+from select_service.simulator.core.baselines import BASELINES, IMPOSSIBLE
+from select_service.simulator.core.baselines.cache_aware import CacheAware
+from select_service.simulator.core.baselines.d2lpm import QUANTUM_TOKENS, D2Lpm
+from select_service.simulator.core.baselines.dynamo_agentic import agentic_weights
+from select_service.simulator.core.baselines.llm_d import SCRAPE_S, LlmD
+from select_service.simulator.core.baselines.lmetric import LMetric
+from select_service.simulator.core.baselines.oracle import BoundRouter, OracleRouter
+from select_service.simulator.core.baselines.preble import WINDOW_S, PrebleE2
+from select_service.simulator.core.baselines.sglang import BALANCE_ABS, SglangCacheAware
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.kv_events import Removed, Stored
 from select_service.simulator.core.kv_pool import CommonCache, SharingKvPool
 from select_service.simulator.core.requests import chain_of
-from select_service.simulator.core.rivals import IMPOSSIBLE, RIVALS
-from select_service.simulator.core.rivals.cache_aware import CacheAware
-from select_service.simulator.core.rivals.d2lpm import QUANTUM_TOKENS, D2Lpm
-from select_service.simulator.core.rivals.dynamo_agentic import agentic_weights
-from select_service.simulator.core.rivals.llm_d import SCRAPE_S, LlmD
-from select_service.simulator.core.rivals.lmetric import LMetric
-from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
-from select_service.simulator.core.rivals.preble import WINDOW_S, PrebleE2
-from select_service.simulator.core.rivals.sglang import BALANCE_ABS, SglangCacheAware
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineJob, EngineWorker
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, played, request, some
@@ -56,7 +56,7 @@ def test_a_router_knows_what_events_said_up_to_the_last_token() -> None:
     router.check()
 
 
-@pytest.mark.parametrize("kind", [one for one in (*RIVALS, *IMPOSSIBLE) if one is not PrebleE2])
+@pytest.mark.parametrize("kind", [one for one in (*BASELINES, *IMPOSSIBLE) if one is not PrebleE2])
 def test_prompts_go_where_their_beginning_is(kind: type[Counting]) -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(4)]
     cluster = played(kind(random.Random(1)), requests, 3)

@@ -1,4 +1,4 @@
-"""A wave that is booked whole or not at all, when the process that books it is killed.
+"""A batch that is booked whole or not at all, when the process that books it is killed.
 
 What was answered stands; of what was not, all is there or nothing.
 """
@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults.patient import service
-from tests.live.waves import booked, wave
+from tests.live.batches import batch, booked
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 SAMPLES = 300
-"""Of a wave: it takes several turns of the loop, and several commits."""
+"""Of a batch: it takes several turns of the loop, and several commits."""
 
 LIVES = 3
 CALLERS = 3
 
 
-def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> None:
+def test_batches_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> None:
     flags = ("--state-dir", str(tmp_path / "state"), "--reservation-ttl-s", "0")
     numbers, said = itertools.count(), set[str]()
     with service(tmp_path, *flags) as server:
@@ -36,7 +36,7 @@ def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> 
                 with contextlib.suppress(Exception):  # until it is killed
                     while True:
                         name = f"w{life}-{next(numbers)}"
-                        answer = server.request("POST", "/select_batch", wave(name, SAMPLES))
+                        answer = server.request("POST", "/select_batch", batch(name, SAMPLES))
                         assert answer.status == 200
                         said.add(name)
                         first.set()
@@ -53,7 +53,7 @@ def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> 
             for one in callers:
                 one.join()
             server.__enter__()
-            waves = booked(server)
-            assert waves.keys() >= said, "what was answered stands"
-            assert set(waves.values()) == {SAMPLES}, "all or none"
-            said.update(waves)
+            batches = booked(server)
+            assert batches.keys() >= said, "what was answered stands"
+            assert set(batches.values()) == {SAMPLES}, "all or none"
+            said.update(batches)

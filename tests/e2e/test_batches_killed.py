@@ -1,4 +1,4 @@
-"""Waves that are all or none, on one of several replicas that is killed in the middle of some.
+"""Batches that are all or none, on one of several replicas that is killed in the middle of some.
 
 What was answered stands, on all of them; of what was not, all is there or nothing, on all of them.
 """
@@ -13,35 +13,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.batches import batch, booked
 from tests.live.replicas import Replica, agree, ours
-from tests.live.waves import booked, wave
 from tests.live.window import WATCHED
 from tests.wait import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
 SAMPLES = 200
-"""Of a wave: it takes several turns of the loop, and is told replicas in several messages."""
+"""Of a batch: it takes several turns of the loop, and is told replicas in several messages."""
 
 CALLERS = 2
 SEED = 7
 
 
 def end(server: Replica, name: str, samples: range) -> None:
-    """End samples of a wave, with one call."""
+    """End samples of a batch, with one call."""
     free = [{"op": "free", "reservation_id": f"{name}.{number}"} for number in samples]
     server.ask("POST", "/reservations/batch", {"operations": free})
 
 
-def die_among_waves(server: Replica, life: int, said: set[str], freed: set[str]) -> None:
-    """Have clients book waves, and end every third one at its other end, until it is killed."""
+def die_among_batches(server: Replica, life: int, said: set[str], freed: set[str]) -> None:
+    """Have clients book batches, and end every third one at its other end, until it is killed."""
     numbers, first = itertools.count(), threading.Event()
 
     def call() -> None:
         with contextlib.suppress(Exception):  # until it is killed
             while True:
                 name = f"w{life}-{(number := next(numbers))}"
-                assert server.request("POST", "/select_batch", wave(name, SAMPLES)).status == 200
+                assert server.request("POST", "/select_batch", batch(name, SAMPLES)).status == 200
                 said.add(name)
                 first.set()
                 if number % 3 == 2:
@@ -79,7 +79,7 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
         said, freed = set[str](), set[str]()
         for life in range(lives):
             eventually(lambda: server.metric("replica_publishers", state="synced"), float(others))
-            die_among_waves(server, life, said, freed)
+            die_among_batches(server, life, said, freed)
             server.__enter__()
             stands = booked(server)
             assert stands.keys() >= said, "what was answered stands"
@@ -100,10 +100,10 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
         assert set(agree([server, *witnesses]).values()) == {(0, 0, 0)}, "nothing is left"
 
 
-def test_waves_of_a_killed_replica(tmp_path: Path) -> None:
+def test_batches_of_a_killed_replica(tmp_path: Path) -> None:
     run(tmp_path, 1, 2)
 
 
 @pytest.mark.long
-def test_waves_of_a_replica_that_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_batches_of_a_replica_that_is_killed_again_and_again(tmp_path: Path) -> None:
     run(tmp_path, 12, 2)

@@ -1,4 +1,4 @@
-"""A wave that is booked all or none is on disk in one commit, or not at all."""
+"""A batch that is booked all or none is on disk in one commit, or not at all."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ from tests.select_service.edge.state.lives import body, life, post
 from tests.wait import until
 
 
-def wave(name: str, **fields: Any) -> dict[str, Any]:
-    item = {**PROMPT, "reservation_id": name, "n": WAVE, **fields}
+def batch(name: str, **fields: Any) -> dict[str, Any]:
+    item = {**PROMPT, "reservation_id": name, "n": BATCH, **fields}
     return {"requests": [item], "reserve": True, "atomic": True}
 
 
-WAVE = 3 * journal_module.BATCH_ROWS_MAX
+BATCH = 3 * journal_module.BATCH_ROWS_MAX
 
 
 """More than a commit has otherwise."""
@@ -48,52 +48,52 @@ async def test_all_or_none_is_one_commit(
         await post(client, "/workers", worker())
         names = [f"alone-{number}" for number in range(40)]
         calls = [post(client, "/reservations", body(name, worker_id=1)) for name in names]
-        waves = [post(client, "/select_batch", wave(name)) for name in ("a", "b")]
-        answers = await asyncio.gather(*calls[:20], *waves, *calls[20:])
+        batches = [post(client, "/select_batch", batch(name)) for name in ("a", "b")]
+        answers = await asyncio.gather(*calls[:20], *batches, *calls[20:])
         assert {one.status_code for one in answers} == {200, 201}
         early = await client.delete("/reservations/a.0")
         assert early.status_code == 200
     for name in "ab":
-        whole = {f"{name}.{number}" for number in range(WAVE)}
+        whole = {f"{name}.{number}" for number in range(BATCH)}
         assert any(whole <= commit for commit in commits)
         begun = next(commit for commit in commits if whole & commit)
         assert whole <= begun, "nothing of it is there before all of it is"
     async with life(tmp_path) as (_, service):
-        assert len(service.core.lifecycle.bookings) == 2 * WAVE - 1 + 40
+        assert len(service.core.lifecycle.bookings) == 2 * BATCH - 1 + 40
 
 
-async def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
+async def test_a_batch_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
     async with life(tmp_path) as (client, service):
         await post(client, "/workers", worker())
-        wants = wave("a")
+        wants = batch("a")
         wants["requests"].append({**PROMPT, "reservation_id": "other", "allowed_worker_ids": [9]})
         refused = await post(client, "/select_batch", wants)
         assert refused.status_code >= 400
-        cut = asyncio.create_task(post(client, "/select_batch", wave("b")))
+        cut = asyncio.create_task(post(client, "/select_batch", batch("b")))
         while not len(service.core.lifecycle.bookings):
             await asyncio.sleep(0)
         cut.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await cut
         await until(lambda: not len(service.core.lifecycle.bookings))
-        assert (await post(client, "/select_batch", wave("c"))).status_code == 200
+        assert (await post(client, "/select_batch", batch("c"))).status_code == 200
     async with life(tmp_path) as (client, service):
         live = {
             one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10_000)
         }
-        assert live == {f"c.{number}" for number in range(WAVE)}
+        assert live == {f"c.{number}" for number in range(BATCH)}
         assert (await client.delete("/reservations/b.0")).status_code == 200, "it is remembered"
 
 
 @within(life, "tmp_path")
-async def test_a_disk_that_refuses_a_wave_has_none_of_it(
+async def test_a_disk_that_refuses_a_batch_has_none_of_it(
     client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await post(client, "/workers", worker())
     disk = Disk(service, monkeypatch)
     disk.code = sqlite3.SQLITE_FULL
-    assert (await post(client, "/select_batch", wave("a"))).status_code == 503
+    assert (await post(client, "/select_batch", batch("a"))).status_code == 503
     assert not len(service.core.lifecycle.bookings)
     await disk.heals()
-    assert (await post(client, "/select_batch", wave("a"))).status_code == 200
-    assert len(service.core.lifecycle.bookings) == WAVE
+    assert (await post(client, "/select_batch", batch("a"))).status_code == 200
+    assert len(service.core.lifecycle.bookings) == BATCH

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from select_service.simulator.core.rivals.cache_aware import CacheAware
+from select_service.simulator.core.baselines.cache_aware import CacheAware
 
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest

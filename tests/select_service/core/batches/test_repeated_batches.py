@@ -1,4 +1,4 @@
-"""A wave that is repeated gets its first answer, whoever is asked."""
+"""A batch that is repeated gets its first answer, whoever is asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ITEMS = (
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_repeated_wave_gets_its_first_answer(atomic: bool) -> None:
+def test_a_repeated_batch_gets_its_first_answer(atomic: bool) -> None:
     fleet = Fleet()
     fleet.worker(1)
     fleet.worker(2)
@@ -81,7 +81,7 @@ def test_what_is_new_in_a_repeat_is_placed_and_then_repeated() -> None:
     assert place(fleet, *ITEMS, prompt(5, 6, reservation_id="single"), reserve=True) == more
 
 
-def test_a_wave_whose_request_waits_alone_does_not_wait_with_it() -> None:
+def test_a_batch_whose_request_waits_alone_does_not_wait_with_it() -> None:
     fleet = Fleet()
     fleet.worker(1, max_num_batched_tokens=1)
     fleet.book("load", 1, isl=1000)
