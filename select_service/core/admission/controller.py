@@ -25,6 +25,7 @@ from select_service.core.admission.thresholds import (
     read_thresholds,
 )
 from select_service.core.admission.totals import Totals
+from select_service.core.admission.waiting_deadline import known_wait_s
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.fleet.catalog import check_name
 from select_service.errors import (
@@ -65,8 +66,8 @@ POLICY: Final = "policy"
 """The only key of its kind on disk."""
 OFF: Final = "always-admit"
 DEADLINE_S: Final = 30.0
-"""How long a request waits for a full worker, unless `--queue-deadline-s` is set: about as long as
-clients commonly wait for a first token."""
+"""How long a request waits for a full worker, unless `--queue-deadline-s` is set, while nothing is
+known of how long that takes: about as long as clients commonly wait for a first token."""
 _PROCESS_WIDE: Final = frozenset({"token-bucket"})
 """Policies with one allowance for all scopes."""
 
@@ -302,12 +303,22 @@ class AdmissionController:
             facts=facts,
         )
 
-    def deadline_s(self, *, for_worker: bool) -> float:
+    def deadline_s(self, ticket: Ticket, *, for_worker: bool) -> float:
         """Return how long a request may wait; infinity: no deadline."""
-        given = self.settings.queue_deadline_s
-        if given is not None:
-            return given
-        return DEADLINE_S if for_worker else _FOREVER
+        settings = self.settings
+        if settings.queue_deadline_s is not None:
+            return settings.queue_deadline_s
+        if not for_worker:
+            return _FOREVER
+        admission, ask = ticket.partition.admission, ticket.ask
+        assert admission is not None
+        assert ask is not None
+        known_s = known_wait_s(ask, admission, ticket.place)
+        if known_s is None:
+            return DEADLINE_S
+        if ask.target_s == _FOREVER:  # its own target may be shorter than any wait
+            known_s = max(known_s, settings.queue_deadline_min_s)
+        return min(known_s, settings.queue_deadline_max_s)
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -453,9 +464,12 @@ def check_admission(settings: AdmissionSettings) -> bool:
     """Validate the admission settings; return whether thresholds are set but have no effect.
 
     Raises:
-        ValueError: the policy, its configuration or the class cap makes no sense.
+        ValueError: the policy, its configuration, the class cap or the bounds of deadlines make no
+            sense.
     """
     built: Built[None] = build(settings.policy, settings.policy_config)
+    if settings.queue_deadline_min_s > settings.queue_deadline_max_s:
+        raise ValueError("--queue-deadline-min-s must not be more than --queue-deadline-max-s")
     cap = settings.slo_class_max
     if cap is not None and cap not in built.classes.priorities:
         known = ", ".join(built.classes.priorities)

@@ -13,6 +13,7 @@ from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.ledger.loads import LoadChanges
+from select_service.core.ledger.rank_speeds import Fit
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.drain_meter import DrainMeter
     from select_service.core.ledger.ledger import Ledger
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.types.admission import AdmissionSettings, RankMetrics
 
 
@@ -45,6 +47,8 @@ class RankLimits:
         self.now = 0.0  # of the last refresh
         self.changes = LoadChanges(self.busy.slots, self.caps.slots)
         """What the ledger has noted; unless it asks for a `look`, no `refresh` is needed."""
+        self.stays = Fit(is_level=True)
+        """How long requests are in flight, of late, while a worker has a cap."""
         self._settings = settings
         self._ledger, self._loads = ledger, ledger.loads
         self._has_new_limits = False
@@ -177,6 +181,11 @@ class RankLimits:
     def _inflight(self, worker_id: int) -> int:
         requests = self._loads.requests
         return sum(requests.item(slot) for slot in self._slots[worker_id].values())
+
+    def ended(self, reservation: LedgerReservation, now: float) -> None:
+        """Learn from a request that its client has freed how long one is in flight."""
+        if self._capped and reservation.created > self._loads.work.resumed_at:
+            self.stays.learn(0.0, now - reservation.created)
 
     # -- who can take a request ----------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from select_service.core.admission.policy_api import ADMIT, AdmissionPolicy, Adm
 from select_service.core.admission.slo_shed_settings import SloShedSettings
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, MEMORY_S, AdmittedTraffic
+from select_service.core.admission.waiting_deadline import in_time_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -372,7 +373,7 @@ class SloShed(AdmissionPolicy, Generic[T]):
         target_s = self.target_s(ask)
         line = self.line_of(band)
         if self._is_refused_early[line]:
-            target_s = max(target_s / 2, target_s - self._in_pool_s)
+            target_s = in_time_s(target_s, self._in_pool_s)
         if is_promised and self._classes.is_sheddable(band):
             line = self._promised
         turn = now if is_promised else None  # ahead of all that came later

@@ -60,12 +60,12 @@ class WaitingRequests:
 
     def wait_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy's queue, which has its own deadlines, or for a worker."""
-        given = self._controller.deadline_s(for_worker=ticket.waiting is None)
+        given = self._controller.deadline_s(ticket, for_worker=ticket.waiting is None)
         return self._waits(ticket, now, given)
 
     def wait_for_class(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy file's queue; without a configured deadline, for ever."""
-        return self._waits(ticket, now, self._controller.deadline_s(for_worker=False))
+        return self._waits(ticket, now, self._controller.deadline_s(ticket, for_worker=False))
 
     def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
         ticket.since, ticket.until = now, now + deadline_s

@@ -434,14 +434,7 @@ class Lifecycle(ReservationEnds):
             return partition, effects
         if is_computed and not reservation.prefill_done:  # nobody said so, and it is over
             partition.ledger.note_computed(reservation, now)
-        demand = partition.demand
-        demand.ended += 1
-        demand.request_s += now - reservation.created
-        outputs = reservation.whole_outputs + reservation.faded_outputs
-        if outputs:
-            tokens = outputs * partition.index.block_size
-            demand.tell_output(tokens, reservation.first_token_at, now)
-            check_itl(booking)
+        _learn_from(booking, now)
         self.release(booking, now, "freed")
         self._counters.reservations_freed += 1
         return partition, effects
@@ -465,3 +458,18 @@ class BookingSpec(Struct, frozen=True):
     pair: str | None = None  # the pair it is a leg of
     batch: tuple[int, int] | None = None  # its group in the batch that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept
+
+
+def _learn_from(booking: LiveReservation, now: float) -> None:
+    """Learn from a request that its client ends how long one takes, and how much it wrote."""
+    partition, reservation = booking.partition, booking.reservation
+    demand = partition.demand
+    demand.ended += 1
+    demand.request_s += now - reservation.created
+    if partition.admission is not None:
+        partition.admission.ended(reservation, now)
+    outputs = reservation.whole_outputs + reservation.faded_outputs
+    if outputs:
+        tokens = outputs * partition.index.block_size
+        demand.tell_output(tokens, reservation.first_token_at, now)
+        check_itl(booking)

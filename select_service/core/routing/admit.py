@@ -6,6 +6,7 @@ the same step; of an admitted request that is up to `place.py`, once it has a ra
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from msgspec.structs import replace
@@ -111,6 +112,8 @@ class Admitter:
                 if ticket.in_batch:
                     _refuse_to_wait(admission, ask, now)
                 admission.settle(decision, ask, now)
+                if matches is None and ask.target_s != inf:  # its deadline needs them, too
+                    ask = _measured(ticket, ask, rows, partition.match(ticket.prompt))
                 admission.wait(ticket, ask, rows, now)
                 return Judged(
                     ask, rows, matches, gone, self.waiting_requests.wait_at_gate(ticket, now)

@@ -357,8 +357,19 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     queue_deadline_s: Annotated[
         float | None,
         optional(seconds()).live("admission_wait_seconds"),
-        "how long a request may wait; off: 30 for a full worker, else for ever",
+        "how long a request may wait; off: for a full worker as long as it is measured to take "
+        "until its turn (30 while that is unknown) or as its slo_ttft_ms allows, else for ever",
     ] = None
+    queue_deadline_min_s: Annotated[
+        float,
+        seconds().live("admission_wait_seconds"),
+        "the least that may be measured",
+    ] = _ADMISSION.queue_deadline_min_s
+    queue_deadline_max_s: Annotated[
+        float,
+        seconds().live("admission_wait_seconds"),
+        "the most that a request waits for a full worker without --queue-deadline-s",
+    ] = _ADMISSION.queue_deadline_max_s
     global_cache_hit_threshold: Annotated[
         float,
         number(0.0, 1.0).live(limit=False),
