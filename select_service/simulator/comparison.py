@@ -25,7 +25,7 @@ from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from select_service.core.columns import Floats
@@ -293,8 +293,9 @@ def _label_of_change(name: str) -> str:
 def verdict(runs: Sequence[Measures]) -> str:
     """Say which policy wins and by how much, and whether the interval bears that out.
 
-    Where times were asked for, the most requests in time win, else the shortest TTFT p90. What no
-    router can be does not take part, and is told behind.
+    Where times were asked for, the most requests in time win, and among those with as many, as
+    without targets, the shortest TTFT p90. What no router can be does not take part, and is told
+    behind.
     """
     if not any(one.ok for one in runs):
         return "No request was answered."
@@ -305,30 +306,48 @@ def verdict(runs: Sequence[Measures]) -> str:
     }
     by_slo = _has_targets(runs)
     name = "good" if by_slo else "ttft_p90"
-    sign = -1.0 if by_slo else 1.0
-    means = {policy: estimates(group)[name].mean for policy, group in groups.items()}
-    ranking = sorted(means, key=lambda policy: sign * means[policy])
-    beyond = [policy for policy in ranking if policy in BEYOND and len(ranking) > 1]
-    first, *others = [policy for policy in ranking if policy not in beyond] or ranking
-    text = f"{_amount(groups[first])}"
-    limits = "".join(f"; {policy}: {_short(means[policy], name)}" for policy in beyond)
+    beyond = [policy for policy in groups if policy in BEYOND and len(groups) > 1]
+    named = {policy: group for policy, group in groups.items() if policy not in beyond} or groups
+    limits = "".join(f"; {policy}: {_told(groups[policy], name)}" for policy in beyond)
+    first, *others = _ranked(named, name)
     if not others:
-        return f"{first}: {text}{limits}."
+        return f"{first}: {_amount(groups[first])}{limits}."
+    equal, lead = _equals(named, name)
+    as_many = ""
+    if by_slo and equal:
+        name, named = "ttft_p90", {one: named[one] for one in (first, *equal)}
+        first, *others = _ranked(named, name)
+        as_many = f"as many are in time with {' and '.join(others)}, and "
+        equal, lead = _equals(named, name)
     second = others[0]
-    change = changes(groups[first], groups[second])[name]
-    gap, half = sign * change.mean, change.half
-    interval = "one run, so no interval" if half is None else None
-    if gap <= (half or 0.0):
-        return (
-            f"{first} ({text}) is not clearly ahead of {second} "
-            f"({_short(means[second], name)}){limits}."
-        )
-    if by_slo:
-        told = f"{Estimate(gap, half).signed()} points more than {second}"
+    text = _amount(groups[first])
+    if equal:
+        other = _amount(groups[second])
+        return f"{first} ({text}) is not clearly ahead of {second} ({other}){limits}."
+    if name == "good":
+        told = f"{lead.signed()} points more than {second}"
     else:
-        told = f"the TTFT p90 is {_percent(gap, half, means[second])} below that of {second}"
-    more = "" if interval is None else f" ({interval})"
+        of = estimates(groups[second])[name].mean
+        told = f"{as_many}the TTFT p90 is {_percent(lead, of)} below that of {second}"
+    more = " (one run, so no interval)" if lead.half is None else ""
     return f"{first} is ahead: {text}; {told}{more}{limits}."
+
+
+def _ranked(groups: Mapping[str, Sequence[Measures]], name: str) -> list[str]:
+    """Return the policies, the best by a measure first."""
+    means = {policy: estimates(group)[name].mean for policy, group in groups.items()}
+    return sorted(means, key=lambda policy: -means[policy] if name == "good" else means[policy])
+
+
+def _equals(groups: Mapping[str, Sequence[Measures]], name: str) -> tuple[list[str], Estimate]:
+    """Return the policies that the best is not clearly ahead of, and its lead over the second."""
+    first, *others = _ranked(groups, name)
+    found = {}
+    for policy in others:
+        change = changes(groups[first], groups[policy])[name]
+        found[policy] = change._replace(mean=-change.mean) if name == "good" else change
+    equal = [policy for policy, lead in found.items() if lead.mean <= (lead.half or 0.0)]
+    return equal, found[others[0]]
 
 
 def _amount(group: Sequence[Measures]) -> str:
@@ -339,13 +358,17 @@ def _amount(group: Sequence[Measures]) -> str:
     return f"{told}, hit rate of {100 * found['hit_rate'].mean:.1f} %"
 
 
+def _told(group: Sequence[Measures], name: str) -> str:
+    return _short(estimates(group)[name].mean, name)
+
+
 def _short(mean: float, name: str) -> str:
     return f"{100 * mean:.1f} %" if name == "good" else f"{1e3 * mean:,.0f} ms"
 
 
-def _percent(gap: float, half: float | None, of: float) -> str:
-    width = "" if half is None else f" ±{100 * half / of:.0f}"
-    return f"{100 * gap / of:.0f}{width} %"
+def _percent(lead: Estimate, of: float) -> str:
+    width = "" if lead.half is None else f" ±{100 * lead.half / of:.0f}"
+    return f"{100 * lead.mean / of:.0f}{width} %"
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -93,6 +93,10 @@ def test_the_verdict_says_who_wins_and_by_how_much() -> None:
     assert "is not clearly ahead of" in verdict(
         [*runs[3:6], *(replace(one, policy="x") for one in runs[3:6])]
     )
+    slow = [replace(one, policy="x", ttft_s=replace(one.ttft_s, p90=9.0)) for one in runs[3:6]]
+    told = verdict([*slow, *runs[3:6]])
+    assert told.startswith("kv-cost is ahead: "), "as many are in time, and they wait less"
+    assert "as many are in time with x, and the TTFT p90 is 9" in told
     plain = runs_of(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None), "random", "kv-cost")
     assert "% below that of random (one run, so no interval)." in verdict(plain)
     assert verdict(plain[:1]).startswith("random: TTFT p90 of ")
