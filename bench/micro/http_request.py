@@ -33,7 +33,8 @@ from bench.load.http import request_bytes
 from bench.load.prompts import BLOCK_SIZE, Prompt, body
 from bench.micro.instructions import instruction_counter
 from bench.micro.variations import FRESH, VARIATIONS, variation
-from indexer.core.hashing import block_hashes, pack_u64
+from indexer.core.hashing import block_hashes
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.connection import HttpConnection

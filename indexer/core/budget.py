@@ -63,38 +63,32 @@ class BlockBudget:
     """
 
     __slots__ = (
-        "_limits",
-        "_shares",
         "_weights",
         "bytes",
         "forgotten",
+        "limits",
         "parts",
         "refused",
         "share",
+        "shares",
     )
 
     def __init__(self, limits: StreamLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self.share = UNLIMITED
         self.bytes = 0
         self.forgotten = 0
         self.refused = 0
         self.parts: Parts | None = None
-        self._shares: dict[str | None, int] = {}  # like `share`, of those who are promised a part
+        self.shares: dict[str | None, int] = {}  # like `share`, of those who are promised a part
         self._weights: dict[str | None, _Weight] = {}  # by party
-
-    def room(self, held: int, tenant_id: str | None = None) -> int:
-        """Return how many more blocks a source that holds `held` may store; may be negative."""
-        share = self.share
-        if self._shares:
-            share = self._shares.get(self._party(tenant_id), share)
-        return min(share, self._limits.source_blocks_max) - held
 
     def of(self, tenant_id: str) -> TenantBudget:
         """Return the budget of a tenant's sources."""
         return TenantBudget(self, tenant_id)
 
-    def _party(self, tenant_id: str | None) -> str | None:
+    def party(self, tenant_id: str) -> str | None:
+        """Return who is promised the part that a tenant's sources share; None: all others."""
         return None if self.parts is None else self.parts.by_tenant.get(tenant_id)
 
     def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:
@@ -112,7 +106,7 @@ class BlockBudget:
             if found is None:
                 continue
             source, blocks, size = found
-            party = self._party(source[0].tenant_id)
+            party = self.party(source[0].tenant_id)
             weight = self._weights.get(party)
             if weight is None:
                 weight = self._weights[party] = _Weight()
@@ -125,11 +119,11 @@ class BlockBudget:
 
     def conclude(self) -> Source | None:
         """End a round: set the shares, and return the source to forget, if any. O(parties)."""
-        weights, self._weights, self._shares = self._weights, {}, {}
+        weights, self._weights, self.shares = self._weights, {}, {}
         sources = sum(one.sources for one in weights.values())
         blocks = sum(one.blocks for one in weights.values())
         self.bytes = sum(one.bytes for one in weights.values())
-        limit = self._limits.index_bytes_max
+        limit = self.limits.index_bytes_max
         if self.bytes < limit or not blocks:
             self.share = UNLIMITED
             return None
@@ -140,13 +134,13 @@ class BlockBudget:
         for party in parties if part else ():
             own = weights.get(party)
             among = 1 if own is None else max(1, own.sources)
-            self._shares[party] = self.share + int(part * blocks / self.bytes / among)
+            self.shares[party] = self.share + int(part * blocks / self.bytes / among)
         if self.bytes <= limit * TOLERATED:
             return None
         found: tuple[int, Source | None] = (0, None)
         for party, own in weights.items():
             beyond = own.bytes - (part if party in parties else 0)
-            if beyond > found[0] and own.most > self._shares.get(party, self.share):
+            if beyond > found[0] and own.most > self.shares.get(party, self.share):
                 found = beyond, own.heaviest
         self.forgotten += found[1] is not None
         return found[1]
@@ -167,8 +161,7 @@ class TenantBudget:
 
     def room(self, held: int) -> int:
         """Return how many more blocks a source that holds `held` may store; may be negative."""
-        return self.whole.room(held, self._tenant_id)
-
-    def refuse(self) -> None:
-        """Count a store that was dropped."""
-        self.whole.refused += 1
+        whole, share = self.whole, self.whole.share
+        if whole.shares:
+            share = whole.shares.get(whole.party(self._tenant_id), share)
+        return min(share, whole.limits.source_blocks_max) - held

@@ -9,7 +9,7 @@ groups, so that names are enough here: content and place follow from the full-at
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -99,20 +99,6 @@ class _Mask:
         self.bits = bits
 
 
-class _MaskMap(Protocol):
-    """A `NameMap` of masks in place of nodes, which it treats alike."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[int]: ...
-    def get(self, name: int, /) -> _Mask | None: ...
-    def __setitem__(self, name: int, mask: _Mask, /) -> None: ...
-    def __delitem__(self, name: int, /) -> None: ...
-    def is_filed(self, names: Iterable[int], mask: _Mask, /) -> bool: ...
-    def file_new(self, names: Sequence[int], mask: _Mask, /) -> bool: ...
-    @property
-    def nbytes(self) -> int: ...
-
-
 class _Blocks:
     """The blocks of all groups with the same rule, on one tier.
 
@@ -126,7 +112,7 @@ class _Blocks:
         self.bit_of: dict[int, int] = {}  # group → its bit
         self.counts: dict[int, int] = {}  # group → blocks held; only groups that hold some
         self.everyone = _Mask(0)  # the groups that hold some
-        self.held = cast("_MaskMap", NameMap())
+        self.held: NameMap[_Mask] = NameMap()
         self.more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
         self.hearsay: dict[int, set[int]] = {}  # group → names that only a dump has told of
         self._masks = {0: self.everyone}

@@ -8,12 +8,12 @@ is read once, in one go, and its parts are immutable values. `dump_reader.py` re
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from indexer.core.hashing import unpack_u64
 from indexer.core.node import Node, OrphanRoot, bits, leading_run
+from indexer.core.packing import unpack_u64
 from indexer.types import HASH_BYTES, Namespace, Tier
 
 if TYPE_CHECKING:
@@ -82,21 +82,18 @@ class DumpKvEvent(Struct, frozen=True):
     dp_rank: int = 0
 
 
+TierName = Literal["device", "host_pinned", "disk", "external"]
+_TIER_NAMES: Final[tuple[TierName, ...]] = get_args(TierName)
+TIER_OF: Final = dict(zip(_TIER_NAMES, Tier, strict=True))
+
+
 class DumpEvent(Struct, frozen=True):
     """One element of `events` in GET /dump."""
 
     worker_id: int
     event: DumpKvEvent
-    storage_tier: Literal["device", "host_pinned", "disk", "external"] = "device"
+    storage_tier: TierName = "device"
 
-
-_TIER_NAMES: Final[tuple[Literal["device", "host_pinned", "disk", "external"], ...]] = (
-    "device",
-    "host_pinned",
-    "disk",
-    "external",
-)
-TIER_OF: Final = {name: Tier(number) for number, name in enumerate(_TIER_NAMES)}
 
 _Run = tuple[int | None, list[DumpBlock]]
 
@@ -158,8 +155,7 @@ def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent | None]:
     left out: device blocks behind a hole, and blocks whose parent's name is lost.
     """
     event_ids = count()
-    views = _device_views(tree) if tier is Tier.DEVICE else _lower_views(tree, tier)
-    for view in views:
+    for view in _views(tree, tier):
         if view is None:
             yield None
             continue
@@ -173,9 +169,7 @@ def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent | None]:
                 lora_name=view.namespace.lora_name or UNSET,
                 cache_salt=view.namespace.cache_salt or UNSET,
             )
-            worker_id, dp_rank = view.holder.rank
-            event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)
-            yield DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[tier])
+            yield _event(view.holder, tier, next(event_ids), stored)
 
 
 def dump_groups(tree: RadixTree) -> Iterator[DumpEvent | None]:
@@ -193,12 +187,17 @@ def dump_groups(tree: RadixTree) -> Iterator[DumpEvent | None]:
             names = unpack_u64(frozen.names)
             groups = DumpGroups(frozen.groups, *frozen.rule, [*names], frozen.is_all or UNSET)
             stored = DumpStored(blocks=[], cache_groups=groups)
-            worker_id, dp_rank = holder.rank
-            event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)
-            yield DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[frozen.tier])
+            yield _event(holder, frozen.tier, next(event_ids), stored)
 
 
-def _device_views(tree: RadixTree) -> Iterator[_View | None]:
+def _event(holder: Holder, tier: int, number: int, stored: DumpStored) -> DumpEvent:
+    worker_id, dp_rank = holder.rank
+    event = DumpKvEvent(DumpChange(stored), event_id=number, dp_rank=dp_rank)
+    return DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[tier])
+
+
+def _views(tree: RadixTree, tier: Tier) -> Iterator[_View | None]:
+    """Yield the shares of all nodes: of the device those of holders of the whole path to a node."""
     live, roots, visited = tree.live, list(tree.root.children.values()), 0
     pending: list[tuple[Node, int]] = []
     while roots or pending:
@@ -209,28 +208,13 @@ def _device_views(tree: RadixTree) -> Iterator[_View | None]:
             yield None
         # A node pruned after it was queued has neither members nor children left.
         node, alive = pending.pop()
-        holders = alive & tree.live & node.members
-        here = [_view(tree, i, node, Tier.DEVICE, alive) for i in bits(holders)]
-        alive &= node.full
-        if alive:
-            pending.extend((child, alive) for child in node.children.values())
-        yield from here
-
-
-def _lower_views(tree: RadixTree, tier: Tier) -> Iterator[_View | None]:
-    live, roots, visited = tree.live, list(tree.root.children.values()), 0
-    pending: list[tuple[Node, int]] = []
-    while roots or pending:
-        if not pending:
-            pending.append((roots.pop(), live))
-        visited += 1
-        if not visited % NODES_PER_STEP:
-            yield None
-        node, alive = pending.pop()
         here = _views_of(tree, node, tier, alive)
         alive &= node.full
-        pending.extend((child, alive) for child in node.children.values())
+        if alive or tier:
+            pending.extend((child, alive) for child in node.children.values())
         yield from here
+    if not tier:
+        return
     waiting = [child for root in tree.orphan_roots for child in root.children.values()]
     seen: set[Node] = set()
     while waiting:
@@ -248,9 +232,12 @@ def _lower_views(tree: RadixTree, tier: Tier) -> Iterator[_View | None]:
 
 
 def _views_of(tree: RadixTree, node: Node, tier: Tier, alive: int) -> list[_View]:
-    coverage = node.coverage(tier)
-    holders = 0 if coverage is None else coverage.everyone() & tree.live
-    return [_view(tree, holder_id, node, tier, alive) for holder_id in bits(holders)]
+    if tier:
+        coverage = node.coverage(tier)
+        holders = 0 if coverage is None else coverage.everyone()
+    else:
+        holders = alive & node.members
+    return [_view(tree, holder_id, node, tier, alive) for holder_id in bits(holders & tree.live)]
 
 
 def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier, alive: int) -> _View:

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from indexer.core.dump import TIER_OF
-from indexer.core.hashing import pack_u64
 from indexer.core.holder import UNDECIDED_GROUP
+from indexer.core.packing import pack_u64
 from indexer.errors import BadDump
 from indexer.types import U64_MASK, Namespace, Scope, WorkerRank
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from indexer.core.event_hashes import (
     COLOURED_SLICE_BLOCKS,
@@ -22,13 +22,12 @@ from indexer.core.event_hashes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping
 
     from indexer.core.cache_groups import GroupRule
     from indexer.core.events import BlockStored, Names
-    from indexer.core.group_index import GroupIndex
-    from indexer.core.holder import Holder
-    from indexer.types import Namespace, PackedHashes, Tier, WorkerRank
+    from indexer.core.index import KvIndex
+    from indexer.types import Namespace, Tier, WorkerRank
 
 
 STEP_COST_BLOCKS: Final = SLICE_BLOCKS // 2
@@ -37,36 +36,13 @@ STEP_COST_BLOCKS: Final = SLICE_BLOCKS // 2
 NO_GROUP: Final = -1
 
 
-class _Index(Protocol):
-    """What is used of a `KvIndex`."""
-
-    block_size: int
-    is_eagle: bool
-    groups: GroupIndex
-
-    def holder(self, rank: WorkerRank) -> Holder: ...
-
-    def store(
-        self,
-        rank: WorkerRank,
-        tier: Tier,
-        parent: int | None,
-        engine_hashes: Sequence[int],
-        local_hashes: PackedHashes,
-        *,
-        namespace: Namespace,
-        group: int,
-        heals: bool,
-    ) -> int: ...
-
-
 class FullReports:
     """Tells the reports of one stream from its other stores."""
 
     __slots__ = ("_index", "_is_report", "_kinds", "_rules", "_span", "_told_by")
 
     def __init__(
-        self, index: _Index, kinds: Mapping[int, bool], rules: Mapping[int, GroupRule]
+        self, index: KvIndex, kinds: Mapping[int, bool], rules: Mapping[int, GroupRule]
     ) -> None:
         self._index = index
         self._kinds = kinds  # group → whether the tree has its blocks
@@ -149,7 +125,7 @@ class FullReports:
 
 
 def _held(
-    index: _Index, rank: WorkerRank, tier: Tier, group: int, names: Names
+    index: KvIndex, rank: WorkerRank, tier: Tier, group: int, names: Names
 ) -> Generator[int, None, int]:
     """Return how many of the first blocks a group holds on a tier."""
     for start, some in slices_of(names):
@@ -161,7 +137,7 @@ def _held(
 
 
 def store_lacking(
-    index: _Index, rank: WorkerRank, event: BlockStored, namespace: Namespace
+    index: KvIndex, rank: WorkerRank, event: BlockStored, namespace: Namespace
 ) -> Generator[int, None, int]:
     """Store those blocks of a report that the engine has not told of; return how many.
 

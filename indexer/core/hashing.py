@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from indexer.compiled import usable
-from indexer.core.packing import (
-    TOKEN_BYTES,
-    pack_tokens,
-    pack_u64,
-    unpack_i64,
-    unpack_tokens,
-    unpack_u64,
-)
+from indexer.core.packing import TOKEN_BYTES, pack_tokens, pack_u64
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
 
 if not TYPE_CHECKING and usable("indexer._speed", 3):
@@ -31,20 +24,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "BASE_SEED",
-    "NAMESPACES_REMEMBERED",
-    "TOKEN_BYTES",
-    "block_hashes",
-    "namespace_seed",
-    "pack_tokens",
-    "pack_u64",
-    "sequence_hashes",
-    "unmatchable",
-    "unpack_i64",
-    "unpack_tokens",
-    "unpack_u64",
-]
+__all__ = ["BASE_SEED", "block_hashes", "namespace_seed", "sequence_hashes", "unmatchable"]
 
 BASE_SEED: Final = 1337
 """Seed of blocks without a namespace, and of every link of the chain in any namespace."""

@@ -146,7 +146,7 @@ class Holder:
         self._others = others
         self.home: int | None = None  # group whose references need no entry in `counts`
         # engine hash → the node of its one content position, whatever the tier
-        self.where = NameMap()
+        self.where: NameMap[Node] = NameMap()
         # node → this rank's engine hashes of it, aligned with the start of the edge. Beyond the
         # held positions it keeps each position's last name (0: none), because a dump needs it to
         # say where a block below a hole belongs. Engines that hash alike give a block the same

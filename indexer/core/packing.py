@@ -139,8 +139,3 @@ def unpack_native(packed: PackedHashes) -> tuple[int, ...]:
 def unpack_i64(packed: PackedHashes) -> list[int]:
     """Return the hashes as signed numbers, the way the HTTP API prints them."""
     return list(struct.unpack(f"<{len(packed) // HASH_BYTES}q", packed))
-
-
-def unpack_u32(packed: bytes) -> list[int]:
-    """Return the tokens as numbers."""
-    return list(struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from sys import getsizeof
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from indexer.core.packing import numbers_in
 from indexer.types import HASH_BYTES
@@ -12,7 +12,7 @@ from indexer.types import HASH_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indexer.core.node import Node
+T = TypeVar("T")
 
 _AT_ONCE: Final = 64
 """Names compared with a run at once. Few may match, yet all are packed for the comparison."""
@@ -20,8 +20,8 @@ _AT_ONCE: Final = 64
 _NAME_BYTES: Final = 48  # an engine hash as a Python int
 
 
-class NameMap(dict[int, "Node"]):
-    """Names to nodes; a name is an unsigned 64-bit number."""
+class NameMap(dict[int, T]):
+    """Names to nodes, or to whatever; a name is an unsigned 64-bit number."""
 
     __slots__ = ()
 
@@ -29,15 +29,15 @@ class NameMap(dict[int, "Node"]):
         """Say whether none of these names is filed."""
         return self.keys().isdisjoint(names)
 
-    def is_filed(self, names: Iterable[int], node: Node) -> bool:
+    def is_filed(self, names: Iterable[int], node: T) -> bool:
         """Say whether all of these names are filed for a node."""
         return all(self.get(name) is node for name in names)
 
-    def file(self, names: Iterable[int], node: Node) -> None:
+    def file(self, names: Iterable[int], node: T) -> None:
         """File names for a node, replacing what they were filed for."""
         self.update(dict.fromkeys(names, node))
 
-    def file_new(self, names: Sequence[int], node: Node) -> bool:
+    def file_new(self, names: Sequence[int], node: T) -> bool:
         """File names for a node if none of them is filed, and none occurs twice.
 
         Returns whether they were filed.

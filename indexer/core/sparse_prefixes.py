@@ -9,7 +9,7 @@ end. A prefix stays as long as a block behind it is kept.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from indexer.core.cache_groups import GroupRule
     from indexer.core.events import BlockStored
-    from indexer.core.group_index import GroupIndex
     from indexer.core.holder import Holder
+    from indexer.core.index import KvIndex
     from indexer.core.irregular_stores import Place
     from indexer.core.node import Node
     from indexer.core.radix_tree import RadixTree
@@ -54,30 +54,8 @@ STEP_BLOCKS: Final = 512
 _MADE_UP_SEED: Final = 0x5EED
 
 
-class _Index(Protocol):
-    """What is used of a `KvIndex`."""
-
-    block_size: int
-    is_eagle: bool
-    tree: RadixTree
-    groups: GroupIndex
-
-    def room(self, rank: WorkerRank) -> int: ...
-
-    def store(
-        self,
-        rank: WorkerRank,
-        tier: Tier,
-        parent: int | None,
-        engine_hashes: Sequence[int],
-        local_hashes: PackedHashes,
-        *,
-        namespace: Namespace,
-    ) -> int: ...
-
-
 def told_by(
-    index: _Index,
+    index: KvIndex,
     rank: WorkerRank,
     event: BlockStored,
     rule: GroupRule,
@@ -119,7 +97,7 @@ def told_by(
     )
 
 
-def store(index: _Index, holder: Holder, told: SparseStore) -> Iterator[int]:
+def store(index: KvIndex, holder: Holder, told: SparseStore) -> Iterator[int]:
     """Hold the prefix of the blocks named; yield the number of blocks after each step.
 
     A prefix whose beginning is not known is left out.
@@ -149,7 +127,9 @@ def store(index: _Index, holder: Holder, told: SparseStore) -> Iterator[int]:
         prefixes.chunks.setdefault(told.group, deque(maxlen=CHUNKS_MAX)).append(told)
 
 
-def _first_named(index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore) -> int:
+def _first_named(
+    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+) -> int:
     """Return the number of the first block that has a name.
 
     vLLM keeps what a match of the whole prompt needs: the blocks before its last token. They end
@@ -202,7 +182,7 @@ def _is_content(holder: Holder, name: int, local: PackedHashes) -> bool:
 
 
 def _correct(
-    index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
 ) -> Iterator[int]:
     """Move the names of an event that was taken wrongly, as the one that follows it tells."""
     parent = told.parent
@@ -242,7 +222,7 @@ def _chunk_before(
     return chunks.popleft() if is_next else None
 
 
-def _hold_from(index: _Index, holder: Holder, told: SparseStore, first: int) -> Iterator[int]:
+def _hold_from(index: KvIndex, holder: Holder, told: SparseStore, first: int) -> Iterator[int]:
     """Hold the blocks of an event up to the last that has a name; `first` is the first of these."""
     stride, parent = told.stride, told.parent
     places = {(first + i + 1) * stride - 1: name for i, name in enumerate(told.names)}
@@ -256,7 +236,7 @@ def _hold_from(index: _Index, holder: Holder, told: SparseStore, first: int) -> 
 
 
 def _hold(
-    index: _Index,
+    index: KvIndex,
     holder: Holder,
     behind: tuple[int | None, Namespace],
     local: PackedHashes,

@@ -7,83 +7,52 @@ add up the streams of a partition and what closed streams left behind. The layer
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 Labels = tuple[str, str, str]
 """kind (stored, removed, …), dialect (array, map, mixed), outcome (applied, or the refusal)."""
 
-_PLAIN: Final = (
-    "messages",  # received live, good or bad
-    "batches",  # applied, live or replayed
-    "blocks_stored",  # blocks in the store events that were applied
-    "blocks_removed",  # blocks in the removals that were applied
-    "stale_batches",
-    "conflicting_batches",  # live, under a number that had come with another content
-    "conflicting_replies",  # repeated otherwise than they had been heard
-    "gaps",
-    "lost_batches",  # never recovered
-    "unusable_batches",  # of these, the ones that a replay cannot bring: too long, or unreadable
-    "restarts",  # noticed by the sequence number
-    "hidden_restarts",  # noticed only because a replay did not repeat what had been applied
-    "foreign_ranks",  # batches that named a rank the worker does not have
-    "replays_asked",
-    "replayed_batches",
-)
+_NOT_ADDED: Final = frozenset({"other_block_size", "oversized_bytes"})
 
 
+@dataclass(slots=True)
 class StreamCounters:
     """Counters of one stream, or the sum over several."""
 
-    __slots__ = (
-        "bad_messages",
-        "events",
-        "other_block_size",
-        "oversized_bytes",
-        "recalls",
-        "replays",
-        *_PLAIN,
-    )
-
-    messages: int
-    batches: int
-    blocks_stored: int
-    blocks_removed: int
-    stale_batches: int
-    conflicting_batches: int
-    conflicting_replies: int
-    gaps: int
-    lost_batches: int
-    unusable_batches: int
-    restarts: int
-    hidden_restarts: int
-    foreign_ranks: int
-    replays_asked: int
-    replayed_batches: int
-
-    def __init__(self) -> None:
-        for name in _PLAIN:
-            setattr(self, name, 0)
-        self.events: dict[Labels, int] = {}
-        self.other_block_size = 0  # of the last store event refused for its block size
-        self.oversized_bytes = 0  # of the longest message refused for its size; 0: unknown
-        # frames | sequence | payload | replay | oversized | breach
-        self.bad_messages: dict[str, int] = {}
-        self.replays: dict[str, int] = {}  # outcome → number of replays that ended with it
-        self.recalls: dict[str, int] = {}  # credited, or why blocks from before a restart were not
+    messages: int = 0  # received live, good or bad
+    batches: int = 0  # applied, live or replayed
+    blocks_stored: int = 0  # blocks in the store events that were applied
+    blocks_removed: int = 0  # blocks in the removals that were applied
+    stale_batches: int = 0
+    conflicting_batches: int = 0  # live, under a number that had come with another content
+    conflicting_replies: int = 0  # repeated otherwise than they had been heard
+    gaps: int = 0
+    lost_batches: int = 0  # never recovered
+    unusable_batches: int = 0  # of these, those a replay cannot bring: too long, or unreadable
+    restarts: int = 0  # noticed by the sequence number
+    hidden_restarts: int = 0  # noticed only because a replay did not repeat what had been applied
+    foreign_ranks: int = 0  # batches that named a rank the worker does not have
+    replays_asked: int = 0
+    replayed_batches: int = 0
+    other_block_size: int = 0  # of the last store event refused for its block size
+    oversized_bytes: int = 0  # of the longest message refused for its size; 0: unknown
+    events: dict[Labels, int] = field(default_factory=dict)
+    # frames | sequence | payload | replay | oversized | breach
+    bad_messages: dict[str, int] = field(default_factory=dict)
+    replays: dict[str, int] = field(default_factory=dict)  # outcome → number that ended with it
+    # credited, or why blocks from before a restart were not
+    recalls: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: StreamCounters) -> None:
         """Add another stream's counters to these."""
-        for name in _PLAIN:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in (
-            (self.bad_messages, other.bad_messages),
-            (self.replays, other.replays),
-            (self.recalls, other.recalls),
-        ):
-            for label, count in theirs.items():
-                mine[label] = mine.get(label, 0) + count
-        for labels, count in other.events.items():
-            self.events[labels] = self.events.get(labels, 0) + count
+        for one in fields(self):
+            mine, more = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, dict):
+                for label, count in more.items():
+                    mine[label] = mine.get(label, 0) + count
+            elif one.name not in _NOT_ADDED:
+                setattr(self, one.name, mine + more)
 
     def count_event(self, kind: str, form: str, outcome: str, number: int = 1) -> None:
         """Count events of this kind, dialect and outcome."""

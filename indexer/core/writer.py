@@ -23,7 +23,6 @@ from indexer.core.event_hashes import (
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.full_reports import FullReports, store_lacking
 from indexer.core.name_map import NameMap
-from indexer.core.node import Node
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ HEAL_COST_BLOCKS: Final = SLICE_BLOCKS // 2
 """Cost of one step of healing."""
 
 APPLIED: Final = "applied"
-
-_NODE: Final = Node(b"", None, BASE_NAMESPACE)  # any node: the names are only counted
 
 
 class IndexWriter:
@@ -235,13 +232,14 @@ class IndexWriter:
         Each slice continues the one before it, so that the index is correct at any time.
         """
         local: list[PackedHashes] = []
-        outcome, seen = APPLIED, NameMap()
+        outcome = APPLIED
+        seen: NameMap[None] = NameMap()
         for at, names in slices_of(event.block_hashes):
             unique, end = set(names), at + len(names)
             if len(unique) < len(names) or event.parent in unique or not seen.knows_none(names):
                 outcome = "duplicate_hash"  # the index only notices duplicates within a slice
                 break
-            seen.file(names, _NODE)
+            seen.file(names, None)
             try:
                 if has_extra_keys(event):
                     hashes = yield from hashes_in_steps(self._index, event, namespace, at, end)
@@ -477,7 +475,7 @@ class IndexWriter:
     def _why_no_room(self, event: BlockStored) -> str | None:
         if len(event.block_hashes) <= self._index.room(self._rank):
             return None
-        self._index.budget.refuse()
+        self._index.budget.whole.refused += 1
         return "no_room"
 
     def _namespace(self, event: BlockStored) -> Namespace:

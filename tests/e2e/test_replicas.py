@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.core.hashing import unpack_i64
+from indexer.core.packing import unpack_i64
 from tests.live.clocked import CLOCKED, Clocks
 from tests.live.ports import HOST, free_port
 from tests.live.replicas import Replica, agree, ours

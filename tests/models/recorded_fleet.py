@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket

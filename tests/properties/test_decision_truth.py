@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition

@@ -29,7 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
+from indexer.core.hashing import block_hashes, sequence_hashes
+from indexer.core.packing import pack_u64, unpack_u64
 from indexer.core.registry import StreamRegistry
 from select_service.core.admission.queue import Ticket
 from select_service.core.instrumentation.instrumented import CoreObservers

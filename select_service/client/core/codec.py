@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from indexer.core.packing import pack_tokens, pack_u64, unpack_i64, unpack_u32
+from indexer.core.packing import pack_tokens, pack_u64, unpack_i64, unpack_tokens
 from select_service.client.core.problems import NotAnAnswer
 from select_service.types import Selection
 
@@ -97,14 +97,14 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
     plain = dict(body)
     tokens = plain.get(_TOKENS)
     if isinstance(tokens, bytes):
-        plain[_TOKENS] = unpack_u32(tokens)
+        plain[_TOKENS] = unpack_tokens(tokens)
     for name in _HASHES:
         hashes = plain.get(name)
         if isinstance(hashes, bytes):
             plain[name] = unpack_i64(hashes)
     media = plain.get(_MEDIA)
     if isinstance(media, dict) and isinstance(media.get(_AROUND_MEDIA), bytes):
-        plain[_MEDIA] = {**media, _AROUND_MEDIA: unpack_u32(media[_AROUND_MEDIA])}
+        plain[_MEDIA] = {**media, _AROUND_MEDIA: unpack_tokens(media[_AROUND_MEDIA])}
     items = plain.get("requests")  # items of a batch selection
     if isinstance(items, list):
         plain["requests"] = [to_jsonable(one) for one in items]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import UNSET
 
-from indexer.core.hashing import unpack_u64
+from indexer.core.packing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
 from select_service.core.decisions.decision_log import decision_id, outcome_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from indexer.core.hashing import TOKEN_BYTES
+from indexer.core.packing import TOKEN_BYTES
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace
 from select_service.core.tenancy.shares import Shares
 

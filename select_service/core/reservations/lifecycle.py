@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from indexer.core.group_index import EARLY_PROMPTS_MAX, PROMPT_END
-from indexer.core.hashing import unpack_i64
+from indexer.core.packing import unpack_i64
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
 from select_service.core.ledger.deadlines import rounded_up

@@ -15,14 +15,8 @@ import xxhash
 from msgspec import UNSET
 
 from indexer.compiled import usable
-from indexer.core.hashing import (
-    TOKEN_BYTES,
-    block_hashes,
-    pack_tokens,
-    pack_u64,
-    sequence_hashes,
-    unpack_tokens,
-)
+from indexer.core.hashing import block_hashes, sequence_hashes
+from indexer.core.packing import TOKEN_BYTES, pack_tokens, pack_u64, unpack_tokens
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.demand_tally import UnservedDemand

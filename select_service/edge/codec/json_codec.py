@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from indexer.compiled import usable
-from indexer.core.hashing import pack_tokens, pack_u64
+from indexer.core.packing import pack_tokens, pack_u64
 from indexer.types import U64_MASK
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.encoder import ECHOED, echo

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import Raw, inspect
 
-from indexer.core.hashing import TOKEN_BYTES
+from indexer.core.packing import TOKEN_BYTES
 from indexer.types import HASH_BYTES
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.formats import Format

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from indexer.core.hashing import pack_tokens, pack_u64, sequence_hashes
+from indexer.core.hashing import sequence_hashes
+from indexer.core.packing import pack_tokens, pack_u64
 from indexer.types import HASH_BYTES, U64_MASK
 from select_service.edge.codec.json_codec import refusal_of
 from select_service.errors import InvalidField

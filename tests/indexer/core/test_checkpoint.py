@@ -11,9 +11,9 @@ import pytest
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
 from indexer.core.dump_reader import load_event
-from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.core.node import OrphanRoot
+from indexer.core.packing import pack_u64
 from indexer.types import Namespace, Tier, WorkerRank
 
 MINE, OTHER = WorkerRank(1, 0), WorkerRank(2, 0)

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.core import hashing, plain_hashing
-from indexer.core.hashing import (
-    block_hashes,
-    namespace_seed,
-    pack_tokens,
-    pack_u64,
-    unpack_i64,
-    unpack_u64,
-)
+from indexer.core.hashing import block_hashes, namespace_seed
+from indexer.core.packing import pack_tokens, pack_u64, unpack_i64, unpack_u64
 from indexer.types import U64_MASK, Namespace
 from tests.indexer.golden import golden
 from tests.indexer.kernels import twins

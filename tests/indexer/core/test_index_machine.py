@@ -24,8 +24,8 @@ from indexer.core import holdings
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun
 from indexer.core.dump import TIER_OF, DumpEvent
 from indexer.core.dump_reader import load_event
-from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
+from indexer.core.packing import pack_u64
 from indexer.types import Tier, WorkerRank
 from tests.effort import examples, share_of
 from tests.models.index_twin import ROOT, Content, IndexTwin, RankTwin

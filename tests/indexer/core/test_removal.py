@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
+from indexer.core.packing import pack_u64
 from indexer.types import Tier, WorkerRank
 
 RANK = WorkerRank(1, 0)

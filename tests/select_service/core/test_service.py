@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.replication.dynamo_events import ReplicaEnvelope
 from select_service.core.replication.message_codec import encode_message

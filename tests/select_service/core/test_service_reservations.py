@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import WorkerRank
 from select_service.errors import (
     InvalidRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket

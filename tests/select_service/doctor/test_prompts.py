@@ -7,7 +7,8 @@ from typing import Any
 
 import zmq
 
-from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
+from indexer.core.hashing import block_hashes, sequence_hashes
+from indexer.core.packing import unpack_i64
 from tests.coroutines import run_by
 from tests.indexer.encoding import removed, stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt

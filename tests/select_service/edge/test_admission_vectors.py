@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from tests.coroutines import within
 from tests.select_service.core.admission.golden import BUSY, CASES

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.ledger.demand_tally import UnservedDemand
 from select_service.edge.driver.driver import Driver

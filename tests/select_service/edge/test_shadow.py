@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
 from tests.coroutines import within

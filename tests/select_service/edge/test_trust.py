@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.demo.encoding import StoredBlocks, encode_batch
 from select_service.demo.worker import EventPublisher

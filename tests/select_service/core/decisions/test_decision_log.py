@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.decision_log import (
     EXPLAINED_BYTES_MAX,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.core.ledger.reservation_ids import LiveReservation

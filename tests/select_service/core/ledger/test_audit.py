@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from select_service.core.ledger.audit import STEPS_PER_TURN, LedgerDifference, audit
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.reservation import LedgerReservation

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 from typing_extensions import override
 
-from indexer.core.hashing import unpack_u64
+from indexer.core.packing import unpack_u64
 from select_service.core.ledger.audit import audit
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.reservation import LedgerReservation

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.rank_speeds import (

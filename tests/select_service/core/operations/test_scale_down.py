@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.operations.scale_down import COLD
 from select_service.types import Role

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.hashing import block_hashes, pack_tokens, pack_u64, sequence_hashes
+from indexer.core.hashing import block_hashes, sequence_hashes
+from indexer.core.packing import pack_tokens, pack_u64
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.routing.read import RequestReader, fingerprint_of, packed, read_booking
 from select_service.edge.codec.json_codec import RequestDecoder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope
 from select_service.core.decisions.explain import ExplainedRecord

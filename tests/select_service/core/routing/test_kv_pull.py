@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.tiers import Matches, SlotTable
 from indexer.types import Tier, WorkerRank
 from select_service.core.decisions.explain import ExplainedRecord

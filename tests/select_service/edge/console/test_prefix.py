@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from indexer.core.hashing import block_hashes, sequence_hashes, unpack_u64
+from indexer.core.hashing import block_hashes, sequence_hashes
+from indexer.core.packing import unpack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
 from select_service.edge.driver.driver import Driver

@@ -18,7 +18,7 @@ import pytest
 from bench.micro.holds import stored
 from bench.micro.http_request import rig_of
 from indexer.compiled import complaints, kernels_in_use
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 

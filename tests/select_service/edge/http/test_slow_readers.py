@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 
-from indexer.core.hashing import pack_u64
+from indexer.core.packing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
