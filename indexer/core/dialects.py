@@ -6,7 +6,7 @@ appear. `wire` picks a decoder and normalises its result.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.msgpack import Decoder
@@ -18,6 +18,7 @@ MIXED: Final = "mixed"
 NIL: Final = Raw(b"\xc0")
 
 EngineHash = int | bytes
+E = TypeVar("E")
 
 
 # -- the two shapes of an event on the wire; field names and positions are the engines' ------------
@@ -122,35 +123,11 @@ MapBigramEvent = MapBigram | MapRemoved | MapCleared | MapIgnored
 WireEvent = ArrayEvent | MapEvent
 
 
-class ArrayBatch(Struct, array_like=True, gc=False):
-    """A batch of positional events."""
+class Batch(Struct, Generic[E], array_like=True, gc=False):
+    """A batch of events in one shape."""
 
     ts: float
-    events: list[ArrayEvent]
-    dp_rank: int | None = None
-
-
-class MapBatch(Struct, array_like=True, gc=False):
-    """A batch of maps."""
-
-    ts: float
-    events: list[MapEvent]
-    dp_rank: int | None = None
-
-
-class ArrayBigramBatch(Struct, array_like=True, gc=False):
-    """A batch of positional events with pairs of tokens."""
-
-    ts: float
-    events: list[ArrayBigramEvent]
-    dp_rank: int | None = None
-
-
-class MapBigramBatch(Struct, array_like=True, gc=False):
-    """A batch of maps with pairs of tokens."""
-
-    ts: float
-    events: list[MapBigramEvent]
+    events: list[E]
     dp_rank: int | None = None
 
 
@@ -176,25 +153,18 @@ class MapTag(Struct, gc=False):
     type: str
 
 
-AnyBatchDecoder = (
-    Decoder[ArrayBatch] | Decoder[MapBatch] | Decoder[ArrayBigramBatch] | Decoder[MapBigramBatch]
-)
-AnyEventDecoder = (
-    Decoder[ArrayEvent] | Decoder[MapEvent] | Decoder[ArrayBigramEvent] | Decoder[MapBigramEvent]
-)
-
 ANY: Final = Decoder()
 RAW_LIST: Final = Decoder(list[Raw])
 LOOSE_MAP: Final = Decoder(LooseMapBatch)
 ARRAY_TAG: Final = Decoder(ArrayTag)
 MAP_TAG: Final = Decoder(MapTag)
-TYPED: Final[dict[tuple[str, bool], AnyBatchDecoder]] = {
-    (ARRAY, False): Decoder(ArrayBatch),
-    (MAP, False): Decoder(MapBatch),
-    (ARRAY, True): Decoder(ArrayBigramBatch),
-    (MAP, True): Decoder(MapBigramBatch),
+TYPED: Final[dict[tuple[str, bool], Decoder[Batch[WireEvent]]]] = {
+    (ARRAY, False): Decoder(Batch[ArrayEvent]),
+    (MAP, False): Decoder(Batch[MapEvent]),
+    (ARRAY, True): Decoder(Batch[ArrayBigramEvent]),
+    (MAP, True): Decoder(Batch[MapBigramEvent]),
 }
-TYPED_EVENT: Final[dict[tuple[str, bool], AnyEventDecoder]] = {
+TYPED_EVENT: Final[dict[tuple[str, bool], Decoder[WireEvent]]] = {
     (ARRAY, False): Decoder(ArrayEvent),
     (MAP, False): Decoder(MapEvent),
     (ARRAY, True): Decoder(ArrayBigramEvent),

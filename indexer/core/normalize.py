@@ -6,6 +6,7 @@ pass the events here, one by one, to become a `BlockStored`, a `BadEvent` and so
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Raw, UnsetType
@@ -16,6 +17,7 @@ from indexer.core.dialects import (
     ARRAY_TAG,
     MAP,
     MAP_TAG,
+    MIXED,
     TYPED_EVENT,
     ArrayCleared,
     ArrayRemoved,
@@ -39,7 +41,7 @@ from indexer.core.extra_keys import ExtraKeys
 from indexer.types import U64_MASK, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 MEDIA: Final = {
     "GPU": Tier.DEVICE,
@@ -112,18 +114,22 @@ def read_event(raw: Raw, *, bigram: bool) -> Event:
     form = form_of(raw)
     if form is None:
         return BadEvent("malformed")
-    try:
+    with suppress(*UNREADABLE):
         return normal_event(TYPED_EVENT[form, bigram].decode(raw))
-    except UNREADABLE:
-        pass
     why = why_unreadable(raw, form)
     if why == "malformed":
-        try:
+        with suppress(*UNREADABLE):
             normal_event(TYPED_EVENT[form, not bigram].decode(raw))
-        except UNREADABLE:
-            return BadEvent(why)
-        return BadEvent(OTHER_PAIRING)
+            why = OTHER_PAIRING
     return BadEvent(why)
+
+
+def wire_event(raw: Raw, *, bigram: bool) -> WireEvent | BadEvent:
+    """Decode a single event, but do not normalise it yet: it may be joined with others."""
+    event = read_event(raw, bigram=bigram)
+    if isinstance(event, BadEvent):
+        return event
+    return TYPED_EVENT[form_of(raw) or MAP, bigram].decode(raw)
 
 
 def why_unreadable(raw: Raw, form: str) -> str:
@@ -135,31 +141,37 @@ def why_unreadable(raw: Raw, form: str) -> str:
     return "malformed" if tag in _TAGS else "unknown_tag"
 
 
+def form_of_events(forms: set[str | None], usual: str) -> str:
+    """Return the form of a batch, given those of its events; `usual` if it has none."""
+    if not forms:
+        return usual
+    known = forms - {None}
+    return (known.pop() or MIXED) if len(known) == 1 else MIXED
+
+
 # -- whole events ----------------------------------------------------------------------------------
 
 
-def normal_events(events: Sequence[WireEvent]) -> list[Event]:
-    """Normalise every event, joining adjacent removals: their effect is the same."""
+def normal_events(events: Iterable[WireEvent | BadEvent]) -> list[Event]:
+    """Normalise every event, joining adjacent removals: their effect is the same.
+
+    Raises:
+        ValueError: as `normal_event`.
+    """
     normal: list[Event] = []
     last: MapRemoved | ArrayRemoved | None = None
     joined = 0
     for event in events:
-        if last is None and type(event) is MapStored:
-            normal.append(_map_stored(event))
-            continue
-        if isinstance(event, REMOVALS) and event.block_hashes:
-            if last is not None and goes_on(last, event):
-                last.block_hashes += event.block_hashes
-                joined += 1
-                continue
-            if last is not None:
-                normal.append(_removed(last, joined))
-            last, joined = event, 1
+        removal = event if isinstance(event, REMOVALS) and event.block_hashes else None
+        if removal is not None and last is not None and goes_on(last, removal):
+            last.block_hashes += removal.block_hashes
+            joined += 1
             continue
         if last is not None:
             normal.append(_removed(last, joined))
-            last = None
-        normal.append(normal_event(event))
+        if removal is None:
+            normal.append(normal_event(event))
+        last, joined = removal, 1
     if last is not None:
         normal.append(_removed(last, joined))
     return normal
@@ -168,14 +180,15 @@ def normal_events(events: Sequence[WireEvent]) -> list[Event]:
 def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -> bool:
     """Whether a removal can be joined with the one right before it."""
     return (
-        last.medium == event.medium
+        type(last) is type(event)
+        and last.medium == event.medium
         and last.group_idx == event.group_idx
         and last.locality == event.locality
         and len(last.block_hashes) < JOINED_BLOCKS_MAX
     )
 
 
-def normal_event(event: WireEvent) -> Event:
+def normal_event(event: WireEvent | BadEvent) -> Event:
     """Normalise one event.
 
     Raises:
@@ -189,7 +202,7 @@ def normal_event(event: WireEvent) -> Event:
         return _removed(event, 1)
     if isinstance(event, _CLEARS):
         return AllBlocksCleared()
-    return Ignored()
+    return event if isinstance(event, BadEvent) else Ignored()
 
 
 def _removed(event: MapRemoved | ArrayRemoved, joined: int) -> BlockRemoved:
@@ -210,14 +223,10 @@ def _map_stored(event: MapStored) -> BlockStored:
             extra_keys.read_mm_keys(event.mm_keys)
         if event.block_mm_infos:
             extra_keys.read_mm_infos(event.block_mm_infos)
-    elif not event.lora_name and not event.cache_salt and event.lora_id is None:
-        return _plain(event)
     return _stored(event, event.lora_name or "", event.cache_salt or "", extra_keys)
 
 
 def _array_stored(event: ArrayStored) -> BlockStored:
-    if not event.lora_name and event.lora_id is None and not _has_extra_keys(event):
-        return _plain(event)
     name, salt = "", ""
     if isinstance(event.lora_name, dict):
         salt = _text(event.lora_name.get("cache_salt"))
@@ -244,24 +253,6 @@ def _extra_keys(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
             has_bare_media=event.has_bare_media,
         )
     return extra_keys
-
-
-def _plain(event: ArrayStored | MapStored) -> BlockStored:
-    """Fast path for plain text without adapter or salt: other fields keep their defaults."""
-    if event.block_size < 0:
-        raise ValueError("negative block size")
-    parent, locality = event.parent_block_hash, event.locality
-    return BlockStored(
-        block_hashes=unsigned(event.block_hashes),
-        parent=None if parent is None else _hash(parent),
-        token_ids=event.token_ids,
-        block_size=event.block_size,
-        tier=_tier(event.medium),
-        group=_group(event.group_idx),
-        attention=event.kv_cache_spec_kind,
-        window=event.kv_cache_spec_sliding_window,
-        is_remote=locality is not None and _is_remote(locality),
-    )
 
 
 def _stored(

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
 from indexer.compiled import usable
-from indexer.core.dialects import ARRAY, MAP, MIXED, NIL, TYPED, TYPED_EVENT
+from indexer.core.dialects import ARRAY, MAP, NIL, TYPED, TYPED_EVENT
 from indexer.core.events import JOINED_BLOCKS_MAX, BadEvent, Event, EventBatch
 from indexer.core.long_events import (
     ANYTHING,
@@ -34,6 +34,7 @@ from indexer.core.normalize import (
     REMOVALS,
     UNREADABLE,
     form_of,
+    form_of_events,
     goes_on,
     normal_event,
     normal_events,
@@ -51,8 +52,7 @@ else:
     from indexer.core.plain_walk import walk
 
 if TYPE_CHECKING:
-    from indexer.core.dialects import ArrayRemoved, MapRemoved, WireEvent
-    from indexer.core.packed import Cut
+    from indexer.core.dialects import ArrayRemoved, MapRemoved
 
     Removed = MapRemoved | ArrayRemoved
 
@@ -73,19 +73,23 @@ class PiecewiseDecoder(Sequence[Event]):
     """Decodes one long payload in pieces; afterwards it is the sequence of its events."""
 
     __slots__ = (
-        "_at", "_bigram", "_counts", "_ends", "_form", "_forms", "_is_typed", "_long", "_payload",
-        "_run", "_run_names", "_steps", "_values", "batch", "is_over",
+        "_at", "_bigram", "_counts", "_ends", "_forms", "_long", "_payload", "_run", "_run_names",
+        "_steps", "_values", "batch", "is_over",
     )  # fmt: skip
 
     def __init__(self, payload: bytes, form: str, *, bigram: bool, values: int) -> None:
         self._payload = payload
-        self._form = form
         self._bigram = bigram
         self._values = values
+        self._at, self._ends = array("Q"), array("Q")  # of each event, or run of removals
+        self._counts = array("Q")  # number of events in the run
+        self._long: dict[int, Event | LongRemoval] = {}
+        self._forms: set[str | None] = set()
+        self._run: Removed | None = None  # the last event, if it is a removal that others may join
+        self._run_names = 0
         self.batch: EventBatch | None = None
         self.is_over = False
-        self._steps = self._read()
-        self._begin(is_typed=True)
+        self._steps = self._read(form)
 
     def go_on(self) -> bool:
         """Read about one piece's worth of values; return `is_over`."""
@@ -98,52 +102,27 @@ class PiecewiseDecoder(Sequence[Event]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, at: int) -> Event: ...
-    @overload
-    def __getitem__(self, at: Cut) -> list[Event]: ...
-    def __getitem__(self, at: int | Cut) -> Event | list[Event]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+    def __getitem__(self, at: int) -> Event:  # type: ignore[override] # nobody asks for slices
         if not 0 <= at < len(self):
             raise IndexError(at)
         kept = self._long.get(at)
         if kept is not None:
             return kept.event() if isinstance(kept, LongRemoval) else kept
-        start, end = self._at[at], self._ends[at]
-        if self._is_typed:
-            return normal_events(self._decoded(start, end, self._counts[at]))[0]
-        return read_event(Raw(self._payload[start:end]), bigram=self._bigram)
+        if self._counts[at] > 1:
+            return normal_events(self._removals(at))[0]
+        return read_event(Raw(self._payload[self._at[at] : self._ends[at]]), bigram=self._bigram)
 
-    def _decoded(self, start: int, end: int, count: int) -> Sequence[WireEvent]:
-        """Decode adjacent events with the decoder of whole batches."""
-        head = b"\x92\x00\xdd" + count.to_bytes(4, "big")
-        return TYPED[self._form, self._bigram].decode(head + self._payload[start:end]).events
+    def _removals(self, at: int) -> list[Removed]:
+        """Decode a run of short removals, all of one form."""
+        events = self._payload[self._at[at] : self._ends[at]]
+        head = b"\x92\x00\xdd" + self._counts[at].to_bytes(4, "big")
+        run = TYPED[form_of(events) or ARRAY, self._bigram].decode(head + events).events
+        return [event for event in run if isinstance(event, REMOVALS)]
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _begin(self, *, is_typed: bool) -> None:
-        self._is_typed = is_typed
-        self._at, self._ends = array("Q"), array("Q")  # of each event, or run of removals
-        self._counts = array("Q")  # number of events in the run
-        self._long: dict[int, Event | LongRemoval] = {}
-        self._forms: set[str | None] = set()
-        self._run: Removed | None = None  # the last event, if it is a removal that others may join
-        self._run_names = 0
-
-    def _read(self) -> Steps[None]:
-        """Read the batch as `BatchDecoder.decode` does: strictly, or else event by event."""
-        try:
-            ts, rank = yield from self._array_batch()
-            count = 3 if rank else 2
-            head = bytes([0x90 | count]) + ts + b"\x90" + rank
-            typed = TYPED[self._form, self._bigram].decode(head)
-            self.batch = EventBatch(self, typed.ts, rank_of(typed.dp_rank), self._form)
-        except UNREADABLE:
-            self._begin(is_typed=False)
-            yield from self._read_loosely()
-
-    def _read_loosely(self) -> Steps[None]:
+    def _read(self, usual_form: str) -> Steps[None]:
+        """Read the batch as `BatchDecoder.decode` does."""
         try:
             if form_of(self._payload) == MAP:
                 ts, rank = yield from self._map_batch()
@@ -151,10 +130,8 @@ class PiecewiseDecoder(Sequence[Event]):
                 ts, rank = yield from self._array_batch()
         except UNREADABLE:
             return
-        forms = self._forms - {None}
-        form = (forms.pop() or MIXED) if len(forms) == 1 else MIXED
-        rank_value = rank_of(value_of(Raw(rank or NIL)))
-        self.batch = EventBatch(self, number_of(Raw(ts or NIL)), rank_value, form)
+        form = form_of_events(self._forms, usual_form)
+        self.batch = EventBatch(self, number_of(Raw(ts)), rank_of(value_of(Raw(rank))), form)
 
     def _array_batch(self) -> Steps[tuple[bytes, bytes]]:
         """Read `[ts, events, rank, …]`; return encoded time and rank."""
@@ -212,93 +189,77 @@ class PiecewiseDecoder(Sequence[Event]):
         """Read a list of events; return where it ends."""
         payload, bytes_max = self._payload, self._values * VALUE_BYTES
         left, at = list_head(payload, at)
-        while left:
-            start, ends, todo = at, array("Q"), [1]
-            while left and at - start < bytes_max and len(ends) < EVENTS_AT_ONCE:
-                todo = [1]
-                end = walk(payload, at, todo, self._values)
-                if todo:
-                    break
-                ends.append(end)
-                at = end
-                left -= 1
-            self._file(start, ends)
+        start, number = at, 0
+        for _ in range(left):
+            todo = [1]
+            end = walk(payload, at, todo, self._values)
             if todo:
                 yield
-                at = yield from self._read_long(at)
-                left -= 1
-            yield
+                end = yield from self._read_long(at)
+            else:
+                self._file_short(at, end)
+            at = end
+            number += 1
+            if at - start >= bytes_max or number == EVENTS_AT_ONCE:
+                yield
+                start, number = at, 0
         return at
 
-    def _file(self, at: int, ends: array[int]) -> None:
-        """Record short events if they can be decoded."""
-        if not self._is_typed:
-            for end in ends:
-                self._forms.add(form_of(self._payload[at : at + 1]))
-                self._note(at, end)
-                at = end
-            return
-        if not ends:
-            return
-        for event, end in zip(self._decoded(at, ends[-1], len(ends)), ends, strict=True):
-            normal_event(event)  # raises if it is malformed, so that the message is read loosely
-            if not isinstance(event, REMOVALS) or not event.block_hashes:
-                self._run = None
-                self._note(at, end)
-            elif self._joins(event):
-                self._extend_run(event, end)
-            else:
-                self._run, self._run_names = event, len(event.block_hashes)
-                self._note(at, end)
-            at = end
+    def _file_short(self, at: int, end: int) -> None:
+        payload = self._payload[at:end]
+        form, removal = form_of(payload), None
+        self._forms.add(form)
+        try:
+            event = None if form is None else TYPED_EVENT[form, self._bigram].decode(payload)
+            if isinstance(event, REMOVALS):
+                normal_event(event)
+                removal = event
+        except UNREADABLE:
+            pass  # as others than removals, it is read on access
+        self._file(at, end, removal)
 
-    def _note(self, at: int, end: int) -> None:
-        self._at.append(at)
-        self._ends.append(end)
-        self._counts.append(1)
-
-    # -- adjacent removals are joined
-    # ---------------------------------------------------------------
-
-    def _joins(self, event: Removed) -> bool:
-        return (
-            self._run is not None
-            and self._run_names < JOINED_BLOCKS_MAX
-            and goes_on(self._run, event)
-        )
-
-    def _extend_run(self, event: Removed, end: int) -> None:
-        """Join a short removal with those before it."""
-        self._run_names += len(event.block_hashes)
-        self._ends[-1] = end
-        self._counts[-1] += 1
-        kept = self._long.get(len(self) - 1)
-        if isinstance(kept, LongRemoval):
-            kept.add(event)
-
-    def _file_removal(self, removal: LongRemoval, at: int, end: int) -> None:
-        """Record a long removal, or join it with those before it."""
-        names = len(removal)
-        if not names:
-            self._run = None
-        elif self._joins(removal.wire):
-            last = len(self) - 1
-            kept = self._long.get(last)
-            if not isinstance(kept, LongRemoval):
-                kept = LongRemoval(removal.wire)
-                for event in self._decoded(self._at[last], self._ends[last], self._counts[last]):
-                    assert isinstance(event, REMOVALS)
-                    kept.add(event)
-            kept.take(removal)
-            self._long[last] = kept
+    def _file(
+        self,
+        at: int,
+        end: int,
+        removal: Removed | None,
+        filled: Event | LongRemoval | None = None,
+    ) -> None:
+        """Record an event, and what was made of a long one; adjacent removals are joined."""
+        long = filled if isinstance(filled, LongRemoval) else None
+        names = 0 if removal is None else len(removal.block_hashes if long is None else long)
+        if removal is not None and names and self._joins(removal):
+            if long is not None or self._long:
+                self._extend_run(removal, long)
             self._run_names += names
             self._ends[-1] = end
             self._counts[-1] += 1
             return
-        else:
-            self._run, self._run_names = removal.wire, names
-        self._long[len(self)] = removal
-        self._note(at, end)
+        self._run, self._run_names = removal if names else None, names
+        if filled is not None:
+            self._long[len(self)] = filled
+        self._at.append(at)
+        self._ends.append(end)
+        self._counts.append(1)
+
+    def _joins(self, event: Removed) -> bool:
+        run = self._run
+        return run is not None and self._run_names < JOINED_BLOCKS_MAX and goes_on(run, event)
+
+    def _extend_run(self, event: Removed, long: LongRemoval | None) -> None:
+        """Join a removal with those before it, which are decoded on access unless one is long."""
+        assert self._run is not None
+        last = len(self) - 1
+        kept = self._long.get(last)
+        if kept is None and long is not None:
+            kept = self._long[last] = LongRemoval(self._run)
+            for one in self._removals(last):
+                kept.add(one)
+        if isinstance(kept, LongRemoval):
+            if long is None:
+                kept.add(event)
+            else:
+                kept.take(long)
 
     # -- events that are long themselves -----------------------------------------------------------
 
@@ -306,26 +267,20 @@ class PiecewiseDecoder(Sequence[Event]):
         """Read an event with more values than one piece has; return where it ends."""
         form = form_of(self._payload[at : at + 1])
         assert form is not None  # nothing else takes more than one step to skip
-        if self._is_typed and form != self._form:
-            raise ValueError("an event of another form")
-        small, lists, end = yield from self._shorten(at, form)
         self._forms.add(form)
+        small, lists, end = yield from self._shorten(at, form)
+        removal: Removed | None = None
+        filled: Event | LongRemoval
         try:
             wire = TYPED_EVENT[form, self._bigram].decode(small)
             filled = yield from fill(wire, lists, self._values, bigram=self._bigram)
+            removal = wire if isinstance(wire, REMOVALS) else None
         except UNREADABLE:
-            if self._is_typed:
-                raise
             why = why_unreadable(Raw(small), form)
             if why == "malformed" and (yield from self._reads_paired(small, lists, form)):
                 why = OTHER_PAIRING
             filled = BadEvent(why)
-        if isinstance(filled, LongRemoval) and self._is_typed:
-            self._file_removal(filled, at, end)
-        else:
-            self._run = None
-            self._long[len(self)] = filled
-            self._note(at, end)
+        self._file(at, end, removal, filled)
         return end
 
     def _reads_paired(

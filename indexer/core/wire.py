@@ -19,11 +19,12 @@ from indexer.core.events import READ_AT_ONCE_BYTES, EventBatch, Oversized
 from indexer.core.normalize import (
     UNREADABLE,
     form_of,
+    form_of_events,
     normal_events,
     number_of,
     rank_of,
-    read_event,
     value_of,
+    wire_event,
 )
 from indexer.core.piecewise import PiecewiseDecoder
 from indexer.types import U64_MASK
@@ -169,11 +170,10 @@ class BatchDecoder:
             raws = RAW_LIST.decode(raw_events)
         except UNREADABLE:
             return None
-        forms = {form_of(raw) for raw in raws} - {None}
-        events = [read_event(raw, bigram=self._bigram) for raw in raws]
-        form = MIXED
-        if len(forms) == 1:
-            form = self._form = forms.pop() or form
+        events = normal_events(wire_event(raw, bigram=self._bigram) for raw in raws)
+        form = form_of_events({form_of(raw) for raw in raws}, self._form)
+        if form != MIXED:
+            self._form = form
         return EventBatch(events, number_of(ts), rank_of(value_of(rank)), form)
 
 
