@@ -61,7 +61,8 @@ from select_service.core.replication.durable_rows import (
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.reservations.pairs import Pairs
-from select_service.core.reservations.sessions import Sessions, SessionSection
+from select_service.core.reservations.session_section import SessionSection
+from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.place import Placer
 from select_service.core.routing.read import RequestReader
 from select_service.core.state import (

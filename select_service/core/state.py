@@ -85,6 +85,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     faded_at: int = 0  # output blocks when the last fraction came, also one that fades nothing
     session_id: str | None = None
     pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
+    session_version: int = 1
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -446,6 +447,7 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
         0 if reservation.claim is None else reservation.claim.growth.faded_at,
         reservation.session_id,
         reservation.pulled,
+        reservation.session_version,
     )
 
 
@@ -465,7 +467,7 @@ def _rebook(
         fairness_id=facts.fairness_id or facts.tenant_id,
     )
     reservation.selection_id, reservation.pair = facts.selection_id, facts.pair
-    reservation.session_id = facts.session_id
+    reservation.session_id, reservation.session_version = facts.session_id, facts.session_version
     reservation.batch, reservation.pulled = facts.batch, facts.pulled
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens

@@ -71,7 +71,7 @@ def _replicas() -> Iterator[bytes]:
     ]
     said = {"router_id": 7, "epoch": 1, "number": 1}
     yield b"c" + msgspec.msgpack.encode({"type": "cached_tokens", **said, "reports": [["r", 9]]})
-    ranks = [["m", "t", "session", 1, 0]]
+    ranks = [["m", "t", "session", 1, 0], ["m", "t", "session", 1, 0, 3, False]]
     yield b"s" + msgspec.msgpack.encode({"type": "sessions", **said, "sessions": ranks})
     yield b"l" + msgspec.msgpack.encode({"type": "loads", **said, "ranks": [[1, 0, 0.5, 9.0]]})
     yield from (b"o" + msgspec.msgpack.encode(one) for one in own)

@@ -156,6 +156,7 @@ class LedgerReservation(Struct, eq=False):
     lora_name: str | None = None
     pair: str | None = None  # the id of the pair it is a leg of
     session_id: str | None = None  # where sessions are kept
+    session_version: int = 0  # of the session's rank when it was booked, see `sessions.py`
     expected_output_tokens: int | None = None
     charge: Charge | None = None  # by the policy that counted its admission; told of its end
     charged: ChargedRequest | None = None  # to its tenant, by replicas, too

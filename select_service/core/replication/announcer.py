@@ -132,6 +132,7 @@ class Announcer:
             answer=packed,
             batch=reservation.batch if packed else None,
             session_id=reservation.session_id,
+            session_version=reservation.session_version,
             pulled=reservation.pulled,
         )
         claim = self.claims.open(record, reservation)

@@ -148,19 +148,29 @@ class MessageApplier:
                 self.reports.heard(load, now)
         elif isinstance(told, SessionRanks):
             for session in told.sessions:
-                self._heard_session(session, now)
+                self._heard_session(told.router_id, session, now)
         else:
             for name, cached_tokens in told.reports:
                 self._cached_tokens.heard(name, cached_tokens, now)
 
-    def _heard_session(self, told: SessionRank, now: float) -> None:
+    def _heard_session(self, teller: int, told: SessionRank, now: float) -> None:
         """Note a session's rank, if it is here; a name that is refused here is not taken either."""
         scope, rank = Scope(told.model_name, told.tenant_id), (told.worker_id, told.dp_rank)
         place = self._resolver.place(scope, *rank)
         if place is None or len(told.session_id) > self._limits.id_length_max:
             self._counters.ignored += 1
             return
-        self._sessions.heard(place[0], told.session_id, place[1], now)
+        is_later = self._sessions.heard(
+            place[0],
+            told.session_id,
+            place[1],
+            now,
+            version=told.version,
+            teller=teller,
+            is_news=told.is_news,
+        )
+        if not is_later:
+            self._sessions.tell(place[0], told.session_id)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have sent this; else another process runs on a copy of our state."""

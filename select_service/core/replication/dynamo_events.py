@@ -125,6 +125,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     batch: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
     held: bool = False  # of an admission: by a batch that may take it back
     session_id: Text | None = None  # of an admission
+    session_version: U32 = 0  # of an admission: of that session's rank
     pulled: PulledBlocks | None = None  # of an admission: come from another rank
 
 

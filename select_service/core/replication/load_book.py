@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from select_service.core.partition import Partition
     from select_service.core.replication.messages import RankLoad, SessionRank
 
@@ -52,6 +54,24 @@ class SessionBook(Protocol):
         """Take up to `limit` sessions that replicas are to be told of."""
         ...
 
-    def heard(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
-        """Note where a replica sent a request of a session."""
+    def heard(
+        self,
+        partition: Partition,
+        session_id: str,
+        slot: int,
+        now: float,
+        *,
+        version: int,
+        teller: int,
+        is_news: bool,
+    ) -> bool:
+        """Note where a replica sent a request of a session; False: a later rank is known here."""
+        ...
+
+    def tell(self, partition: Partition, session_id: str) -> None:
+        """Tell replicas where a session is: one of them knows an earlier rank."""
+        ...
+
+    def tell_all(self, alive: Container[int]) -> None:
+        """Tell a replica that starts of all sessions that no other one of `alive` tells it of."""
         ...

@@ -124,6 +124,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     batch: tuple[U64, U64] | None = None  # made by a batch: its group there, shared tokens
     held: bool = False  # a batch that is not done yet booked it, and may take it back
     session_id: Text | None = None  # the session it belongs to
+    session_version: U32 = 0  # of that session's rank, see `SessionRank`
     pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
 
 
@@ -285,20 +286,29 @@ class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
 
 
 class SessionRank(Struct, frozen=True, array_like=True):
-    """The rank that a session's last request went to, of which no reservation tells."""
+    """The rank that a session's last request went to, of which no reservation tells.
+
+    `version` counts what was told of the session before, as far as its sender knew: of two ranks,
+    the one with the larger counts everywhere. 0: told by an older version of ours, which has none.
+    `is_news`: a request of it came just now; else its receiver seemed to know an earlier rank, or
+    has just started.
+    """
 
     model_name: Text
     tenant_id: Text
     session_id: Text
     worker_id: U64
     dp_rank: U32
+    version: U32 = 0
+    is_news: bool = True
 
 
 class SessionRanks(Struct, frozen=True, tag="sessions"):
     """Where sessions are that the sender chose a rank for, and booked nothing.
 
     Numbered together with `RankLoads`, and a lost one is not repeated: the session's next requests
-    tell it again. Nobody tells it on.
+    tell it again. What others told is told on to those that tell of an earlier rank, and for a
+    replica that is gone to one that starts.
     """
 
     router_id: U64

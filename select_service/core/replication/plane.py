@@ -100,7 +100,7 @@ class Replicas:
         if self._beat_at is None or now - self._beat_at >= self._limits.replica_heartbeat_s:
             self._beat_at = now
             effects.published.append(self._heartbeat())
-            self._greet_newcomers()
+            self._greet_newcomers(now)
         more |= self._tell_reports(now, effects)
         claims.purge(now, self._limits.expired_per_turn_max)
         for view in self.publishers.views.values():
@@ -109,15 +109,18 @@ class Replicas:
                 effects.pulls.append(Pull(view.peer, view.router_id, view.http_port, view.url))
         return more
 
-    def _greet_newcomers(self) -> None:
-        """Tell all load reports to replicas that came or restarted.
+    def _greet_newcomers(self, now: float) -> None:
+        """Tell all load reports and sessions to replicas that came or restarted.
 
-        They know us by the heartbeat before.
+        They know us by the heartbeat before. One that comes under another name is back before its
+        old one counts as lost; hence the two heartbeats.
         """
-        views = self.publishers.views
+        views, silent_since = self.publishers.views, now - 2 * self._limits.replica_heartbeat_s
         alive = {(name, view.epoch) for name, view in views.items() if not view.gone}
         if not alive <= self._listeners:
             self._reports.tell_all()
+            speak = {name for name, _ in alive if views[name].heard_at >= silent_since}
+            self._sessions.tell_all(speak)
         self._listeners = alive
 
     def _tell_reports(self, now: float, effects: Effects) -> bool:

@@ -187,7 +187,7 @@ class Lifecycle(ReservationEnds):
             reservation.pair, reservation.batch = spec.pair, spec.batch
             if spec.session_id is not None and self.sessions is not None:
                 reservation.session_id = spec.session_id
-                self.sessions.run(partition, spec.session_id)
+                reservation.session_version = self.sessions.run(partition, spec.session_id)
         if request.lora_name is not None:
             reservation.lora_name = request.lora_name
         if request.expected_output_tokens is not None:
@@ -232,8 +232,7 @@ class Lifecycle(ReservationEnds):
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
         `watched`: a copy of its lease decides how long it lives. `is_news`: it was made just now;
-        others were made some time ago: their sessions may have gone elsewhere since, and nobody
-        here knows how long they take.
+        of others nobody here knows how long they take.
         """
         if self._recorder is not None:
             facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
@@ -265,12 +264,22 @@ class Lifecycle(ReservationEnds):
         reservation.batch = record.batch
         reservation.lora_name = record.lora_name
         if record.session_id is not None and len(record.session_id) <= self._limits.id_length_max:
-            reservation.session_id = record.session_id
+            reservation.session_id = name = record.session_id
+            reservation.session_version = version = record.session_version
             if self.sessions is not None:
-                is_known = self.sessions.find(partition, record.session_id) is not None
-                if not is_ours and (is_news or not is_known):
-                    self.sessions.heard(partition, record.session_id, slot, now)
-                self.sessions.run(partition, record.session_id)
+                if isinstance(origin, int):
+                    is_later = self.sessions.heard(
+                        partition,
+                        name,
+                        slot,
+                        now,
+                        version=version,
+                        teller=origin,
+                        is_news=is_news,
+                    )
+                    if is_news and not is_later:
+                        self.sessions.tell(partition, name)
+                self.sessions.run(partition, name)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
         if is_news and record.charged is not None and partition.admission is not None:

@@ -6,6 +6,11 @@ since; while a request of it runs, or waits for a place, it is not silent. What 
 is kept for `session_ttl_s`, so that longer ones are learnt, too. It survives a restart. Replicas
 hear of it with its reservations, and where it has none, in messages of their own: once it moves,
 and every `RETOLD_SHARE` of `session_ttl_s` while it does not.
+
+A session's rank has a version, which grows with each time that replicas are told of it. The one
+with the larger version counts, and of two that were chosen at once, the larger rank: so all agree,
+in whatever order they hear. No clock is compared. A replica that starts from an old file or from
+nothing has a small version, so what it tells takes nobody back, and it is told what it missed.
 `routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
@@ -19,20 +24,18 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from indexer.types import Scope
 from select_service.core.changes import SESSION
-from select_service.core.effects import NOTHING
 from select_service.core.replication.messages import SessionRank
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container
 
+    from indexer.types import Scope
     from select_service.core.changes import Changes
     from select_service.core.columns import Rows, Slots
-    from select_service.core.effects import Effects
     from select_service.core.partition import Partition
     from select_service.core.tenancy.shares import Party
     from select_service.types import CoreLimits
@@ -47,6 +50,12 @@ so much sooner they may forget it."""
 
 GAP_TTL_MIN_S: Final = 5.0
 """Silence that every session may have, however short its gaps were."""
+
+_VERSION_MAX: Final = (1 << 32) - 1
+"""What a message can state; no session is told of as often."""
+
+_AT_ONCE_S: Final = 1.0
+"""Replicas that choose within this time did not hear of each other's choice."""
 
 _RISE: Final = 0.5
 _FALL: Final = 0.0625
@@ -75,7 +84,9 @@ class _SessionRank(NamedTuple):
     running: int = 0  # live reservations
     is_resting: bool = False  # none is, and one has ended
     gap_s: float = 0.0  # estimate of its long gaps from an end to the next request; 0: none yet
-    told: float = -math.inf  # when replicas last heard that it is there
+    told: float = -math.inf  # when replicas last heard that it is there; not in this life
+    version: int = 1
+    teller: int = 0  # router id of the replica that told of it last; 0: we
 
 
 _SessionRanks: TypeAlias = "OrderedDict[tuple[Partition, str], _SessionRank]"
@@ -95,8 +106,8 @@ class Sessions:
         self.changes: Changes | None = None
         """Set where state is kept."""
         self.is_shared = False  # whether there may be replicas
-        self._untold: dict[tuple[Partition, str], None] = {}
-        """Sessions that replicas are to be told of: known ones, each once."""
+        self._untold: dict[tuple[Partition, str], bool] = {}
+        """Sessions that replicas are to be told of, and whether a request of it came just now."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -163,66 +174,140 @@ class Sessions:
         if not self.is_on:
             return
         key, before = (partition, session_id), self._take(partition, session_id)
-        told = -math.inf
-        if before is not None and before.slot == slot and _is_there(partition, before):
-            told = before.told
-        is_due = now - told >= RETOLD_SHARE * self._limits.session_ttl_s
+        stays = before is not None and before.slot == slot and _is_there(partition, before)
+        told = before.told if before is not None and stays else -math.inf
+        is_due = is_booked or now - told >= RETOLD_SHARE * self._limits.session_ttl_s
+        version = 0 if before is None else before.version
+        if not stays or (is_due and told > -math.inf):
+            version = min(version + 1, _VERSION_MAX)
         if is_booked:
             self._untold.pop(key, None)
         elif is_due and self.is_shared:
-            self._untold[key] = None
-        self._move(before, key, slot, now, now if is_booked or is_due else told, asked_at)
+            self._untold[key] = True
+        rank = self._at(before, partition, slot, version, now, told=now if is_due else told)
+        self._asked(key, rank, now, asked_at)
 
-    def heard(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
-        """Record where a replica sent a request of the session.
-
-        If another rank was known here, the next request here is told of again: of two replicas that
-        chose at once, each now has the other's rank.
-        """
-        if not self.is_on:
-            return
-        key, before = (partition, session_id), self._take(partition, session_id)
-        is_news = before is not None and before.slot != slot and _is_there(partition, before)
-        self._untold.pop(key, None)
-        self._move(before, key, slot, now, -math.inf if is_news else now)
-
-    def _move(
+    def heard(
         self,
-        before: _SessionRank | None,
-        key: tuple[Partition, str],
+        partition: Partition,
+        session_id: str,
         slot: int,
         now: float,
+        *,
+        version: int,
+        teller: int,
+        is_news: bool = True,
+    ) -> bool:
+        """Record where a replica sent a request of the session, unless a later rank is known.
+
+        `is_news`: that request came just now. `version` 0: the replica knows none; it counts as the
+        largest if it is news, else as the smallest. `teller` is its router id.
+
+        Returns False if a later rank is known.
+        """
+        if not self.is_on:
+            return True
+        key, before = (partition, session_id), self.find(partition, session_id)
+        known = None if before is None or not _counts(partition, before, now) else before
+        if known is not None and is_news:
+            if not version:
+                version = min(known.version + 1, _VERSION_MAX)
+            elif version == known.version and slot != known.slot:
+                known = _reasserted(known, now)
+        is_later = known is None or (
+            _order(partition, slot, version) >= _order(partition, known.slot, known.version)
+        )
+        if is_later:
+            self._untold.pop(key, None)
+            rank = self._at(before, partition, slot, version, now, told=now, teller=teller)
+        elif is_news and known is not None:
+            rank = known._replace(teller=0)
+        else:
+            return False
+        if is_news:
+            self._take(partition, session_id)
+            self._asked(key, rank, now)
+        elif known is not None:
+            self._set(key, rank)
+        else:
+            self._take(partition, session_id)
+            until = now + self._limits.session_ttl_s
+            self._put(partition, session_id, rank._replace(heard=now, until=until), now)
+        return is_later
+
+    def _at(
+        self,
+        before: _SessionRank | None,
+        partition: Partition,
+        slot: int,
+        version: int,
+        now: float,
+        *,
         told: float,
+        teller: int = 0,
+    ) -> _SessionRank:
+        """Return what is known of a session, at a slot."""
+        if before is None:
+            before = _SessionRank(slot, 0, now, now + self._limits.session_ttl_s)
+        tenure = partition.ledger.previous_ranks[slot]
+        return before._replace(slot=slot, tenure=tenure, version=version, told=told, teller=teller)
+
+    def _asked(
+        self,
+        key: tuple[Partition, str],
+        rank: _SessionRank,
+        now: float,
         asked_at: float | None = None,
     ) -> None:
-        """Put a session that was taken out of its row there again, at a slot; learn its gap."""
-        running, gap_s = (0, 0.0) if before is None else (before.running, before.gap_s)
-        if before is not None and before.is_resting:
-            gap = max((now if asked_at is None else asked_at) - before.heard, 0.0)
+        """Put a session that was taken out of its row there again, for a request; learn its gap."""
+        gap_s = rank.gap_s
+        if rank.is_resting:
+            gap = max((now if asked_at is None else asked_at) - rank.heard, 0.0)
             share = _RISE if gap > gap_s else _FALL
             gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
-        until, tenure = now + self._limits.session_ttl_s, key[0].ledger.previous_ranks[slot]
-        rank = _SessionRank(slot, tenure, now, until, running, gap_s=gap_s, told=told)
+        until = now + self._limits.session_ttl_s
+        rank = rank._replace(heard=now, until=until, is_resting=False, gap_s=gap_s)
         self._put(*key, rank, now)
+
+    def tell(self, partition: Partition, session_id: str) -> None:
+        """Tell replicas where a session is: one of them knows an earlier rank."""
+        self._untold.setdefault((partition, session_id), False)
+
+    def tell_all(self, alive: Container[int]) -> None:
+        """Tell a replica that starts of all sessions that no other one of `alive` tells it of.
+
+        Those are the ones that replicas heard of from us last, or from one that is gone. O(all).
+        """
+        for ranks in self._rows.rows:
+            for key, rank in ranks.items():
+                if not rank.teller or rank.teller not in alive:
+                    self._untold.setdefault(key, False)
 
     def untold(self, limit: int) -> list[SessionRank]:
         """Take up to `limit` sessions that replicas are to be told of."""
         told: list[SessionRank] = []
         while self._untold and len(told) < limit:
             key = partition, session_id = next(iter(self._untold))
-            del self._untold[key]
-            rank = self.find(partition, session_id)
-            if rank is not None and _is_there(partition, rank):
+            is_news = self._untold.pop(key)
+            rank = self.present(partition, session_id)
+            if rank is not None:
                 worker, dp_rank = partition.fleet_slots.rank_at(rank.slot)
-                told.append(SessionRank(*partition.scope, session_id, worker.worker_id, dp_rank))
+                place = worker.worker_id, dp_rank
+                one = SessionRank(*partition.scope, session_id, *place, rank.version, is_news)
+                told.append(one)
         return told
 
-    def run(self, partition: Partition, session_id: str) -> None:
-        """Record that a request of the session has a reservation, whose end will be told."""
-        key = partition, session_id
+    def run(self, partition: Partition, session_id: str) -> int:
+        """Record that a request of the session has a reservation, whose end will be told.
+
+        Returns the version of the session's rank; 0: it is unknown.
+        """
+        key, version = (partition, session_id), 0
         for _, ranks in self._rows.where(partition.scope.tenant_id):
             if (rank := ranks.get(key)) is not None:
                 ranks[key] = rank._replace(running=rank.running + 1, is_resting=False)
+                version = rank.version
+        return version
 
     def rest(self, partition: Partition, session_id: str, now: float) -> None:
         """Record that a request of the session has ended; after the last one a gap begins.
@@ -284,19 +369,44 @@ class Sessions:
         found = (ranks.get(key) for _, ranks in self._rows.where(partition.scope.tenant_id))
         return next(filter(None, found), None)
 
+    def present(self, partition: Partition, session_id: str) -> _SessionRank | None:
+        """Return what is known of a session whose rank is there."""
+        rank = self.find(partition, session_id)
+        return None if rank is None or not _is_there(partition, rank) else rank
+
     def restore(
-        self, partition: Partition, session_id: str, slot: int, gap_s: float, now: float
+        self,
+        partition: Partition,
+        session_id: str,
+        slot: int,
+        now: float,
+        *,
+        gap_s: float,
+        version: int,
     ) -> bool:
         """Remember a session of an earlier life, with a time to live as after its last request.
 
-        Returns whether it is new.
+        Returns whether no later rank is known.
         """
-        if not self.is_on or self.find(partition, session_id) is not None:
+        is_new = self.find(partition, session_id) is None
+        if not self.is_on or not self.heard(
+            partition, session_id, slot, now, version=version, teller=0, is_news=False
+        ):
             return False
-        until, tenure = now + self._silence_s(gap_s), partition.ledger.previous_ranks[slot]
-        rank = _SessionRank(slot, tenure, now, until, gap_s=gap_s)
-        self._put(partition, session_id, rank, now)
+        rank = self.find(partition, session_id)
+        if rank is not None:
+            gap_s = rank.gap_s or gap_s
+            until = now + self._silence_s(gap_s) if is_new else rank.until
+            rank = rank._replace(gap_s=gap_s, until=until, told=-math.inf)
+            self._set((partition, session_id), rank)
         return True
+
+    def _set(self, key: tuple[Partition, str], rank: _SessionRank) -> None:
+        """Change what is known of a session, without a sign of life."""
+        for _, ranks in self._rows.where(key[0].scope.tenant_id):
+            if key in ranks:
+                ranks[key] = rank
+        self._mark(key)
 
     def _forget_expired(self, holder: Party, ranks: _SessionRanks, now: float) -> bool:
         """Forget the oldest session of a row if it was silent for too long; whether it was."""
@@ -364,51 +474,26 @@ def _is_there(partition: Partition, rank: _SessionRank) -> bool:
     return rank.slot < len(ranks) and ranks[rank.slot] == rank.tenure
 
 
+def _order(partition: Partition, slot: int, version: int) -> tuple[int, int, int]:
+    """Return what the ranks of a session are compared by; the largest counts."""
+    worker, dp_rank = partition.fleet_slots.rank_at(slot)
+    return version, worker.worker_id, dp_rank
+
+
+def _counts(partition: Partition, rank: _SessionRank, now: float) -> bool:
+    """Whether a session's rank is there and the session not over."""
+    return _is_there(partition, rank) and (rank.running > 0 or rank.until > now)
+
+
+def _reasserted(rank: _SessionRank, now: float) -> _SessionRank:
+    """Return a session's rank with a larger version than that of a replica that never heard of it.
+
+    A replica that moved the session at once with us had no chance to.
+    """
+    is_long_known = _AT_ONCE_S < now - rank.told < math.inf
+    return rank._replace(version=min(rank.version + is_long_known, _VERSION_MAX))
+
+
 def _name_of(scope: Scope, session_id: str) -> str:
     """Return the name of a session's row."""
     return msgspec.json.encode((*scope, session_id)).decode()
-
-
-_read_name: Final = msgspec.json.Decoder(tuple[str, str, str]).decode
-
-
-class _SessionRecord(Struct, array_like=True, frozen=True):
-    """A session on disk. New fields go to the end, with a default."""
-
-    worker_id: int
-    dp_rank: int
-    gap_s: float = 0.0
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_SessionRecord).decode
-
-
-class SessionSection:
-    """Sessions as state that outlives the process; see `core/state.py`."""
-
-    def __init__(self, sessions: Sessions, partitions: Mapping[Scope, Partition]) -> None:
-        self._sessions = sessions
-        self._partitions = partitions
-
-    def record(self, name: str) -> bytes | None:
-        """Return where a session is; None: it is forgotten."""
-        model_name, tenant_id, session_id = _read_name(name)
-        partition = self._partitions.get(Scope(model_name, tenant_id))
-        rank = None if partition is None else self._sessions.find(partition, session_id)
-        if partition is None or rank is None or not _is_there(partition, rank):
-            return None
-        occupant = partition.fleet_slots.occupant(rank.slot)
-        return None if occupant is None else _encode(_SessionRecord(*occupant, rank.gap_s))
-
-    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Remember a session whose rank is there again."""
-        model_name, tenant_id, session_id = _read_name(name)
-        told = _decode(record)
-        partition = self._partitions.get(Scope(model_name, tenant_id))
-        worker = None if partition is None else partition.fleet_slots.present.get(told.worker_id)
-        if partition is None or worker is None or told.dp_rank not in worker.slots:
-            return None
-        slot, gap_s = worker.slots[told.dp_rank], told.gap_s
-        known = not self._sessions.restore(partition, session_id, slot, gap_s, now)
-        return None if known else NOTHING

@@ -147,5 +147,5 @@ def test_records_of_before_have_no_such_field() -> None:
     disk.write(here)
     (record,) = [row for key, row in disk.rows.items() if key == (RESERVATION, "r")]
     assert record is not None
-    old = msgspec.msgpack.encode(msgspec.msgpack.decode(record)[:-1])
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(record)[:-2])
     assert msgspec.msgpack.decode(old, type=ReservationRecord).pulled is None

@@ -173,7 +173,7 @@ def test_what_is_not_here_or_too_long_is_not_taken() -> None:
         SessionRank("default", "nobody", "s", 3, 0),
     ]
     number = there.core.replicas.counters.ignored
-    here.did(_effects_of(here, told))
+    here.did(effects_of(here, told))
     net.run(1.0)
     assert len(there.core.sessions) == 0
     assert there.core.replicas.counters.ignored == number + len(told)
@@ -202,7 +202,7 @@ def test_older_versions_are_sent_nothing_that_they_cannot_read() -> None:
         decode_message(*encode_message(many))
 
 
-def _effects_of(node: Node, told: list[SessionRank]) -> Effects:
+def effects_of(node: Node, told: list[SessionRank]) -> Effects:
     """Return effects that publish a message of this node, as its plane would."""
     claims = node.core.lifecycle.announcer.claims
     node.core.replicas._reported += 1
