@@ -1,4 +1,4 @@
-"""Sends canary prompts to engines and looks in the index who tells of them.
+"""Sends canary prompts to engines and looks in the index which ranks report them.
 
 The only model traffic of this product: a few blocks of made-up tokens with one token of output, and
 only when it is asked for (`select-service doctor --probe`, or `--probe-workers` of the service).
@@ -127,7 +127,7 @@ class CannotLook(Exception):
 
 
 Look: TypeAlias = "Callable[[OverlapScoresRequest], Awaitable[OverlapScores]]"
-"""Asks the index who holds a prompt; raises CannotLook."""
+"""Asks the index which ranks hold a prompt; raises CannotLook."""
 
 
 class Canaries:
@@ -141,7 +141,7 @@ class Canaries:
         timeout_s: float = TIMEOUT_S,
         events_s: float = EVENTS_S,
     ) -> None:
-        """Connect to nobody yet.
+        """Make no connection yet.
 
         Args:
             look: asks the index.
@@ -153,7 +153,7 @@ class Canaries:
         self._timeout_s, self._events_s = timeout_s, events_s
 
     async def send(self, targets: Sequence[CanaryTarget]) -> list[list[CanaryOutcome]]:
-        """Ask ranks to compute prompts that nobody has sent before, and look who tells of them.
+        """Ask ranks to compute prompts that were never sent before, and look which report them.
 
         Returns:
             What became of them, by rank; nothing for one without an OpenAI server.
@@ -175,7 +175,7 @@ class Canaries:
     async def _holders(
         self, target: CanaryTarget, tokens: list[int], salt: str | None, wait_s: float | None = None
     ) -> list[tuple[int, int]]:
-        """Return who holds the beginning of a prompt, as soon as somebody does."""
+        """Return the ranks that hold the beginning of a prompt, once there are any."""
         until = monotonic() + (self._events_s if wait_s is None else wait_s)
         request = OverlapScoresRequest(
             model_name=target.model_name,
@@ -218,7 +218,7 @@ class _Rank:
         answer = await self._ask("GET", "/v1/models")
         try:
             if isinstance(answer, str) or answer.status_code != _OK:
-                return []  # nobody is there, or another server
+                return []  # no server is there, or another one
             models = msgspec.json.decode(answer.content, type=_Models).data
             self._model = next((one.id for one in models if one.parent is None), "")
         except msgspec.MsgspecError:
@@ -269,7 +269,7 @@ class _Rank:
             try:
                 holders = await self._holders(target, tokens, salt)
             except CannotLook as error:
-                trouble = f"the service cannot be asked who holds it: {error}"
+                trouble = f"the service cannot be asked which ranks hold it: {error}"
         return CanaryOutcome(
             model_name=target.model_name,
             tenant_id=target.tenant_id,

@@ -124,7 +124,7 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     # modules are no garbage; `edge/garbage_collection.py` decides when the service is up
     gc.disable()
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
-    # processor time beside our start, for products of matrices that nobody here asks for
+    # processor time beside our start, for products of matrices that are not needed here
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings, layers = read(arguments, os.environ)
     from select_service.edge.app import serve  # --help need not load a server
@@ -155,7 +155,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Layers]:
-    """The same, with who said what."""
+    """The same, with the source of each."""
     parser = service_parser(by_subject="--help-all" in argv)
     known, strange = parser.parse_known_args(argv)
     if strange:
@@ -188,7 +188,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
 
 
 def _what_is(strange: list[str], argv: Sequence[str]) -> str:
-    """Say that nobody knows the first of these arguments, and what may have been meant."""
+    """Say that the first of these arguments is unknown, and what may have been meant."""
     command = next((one for one in strange if one in _COMMANDS), None)
     if command is not None:
         others = list(argv)
@@ -266,7 +266,7 @@ def service_parser(*, by_subject: bool = False) -> CommandParser:
 
 def _below_all_flags() -> str:
     """List what each admission policy does, and the variables that no flag names."""
-    from select_service.core.admission.policies import MEANINGS  # numpy, for who reads about them
+    from select_service.core.admission.policies import MEANINGS  # numpy, only for this help
 
     variables = {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES
     return (

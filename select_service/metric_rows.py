@@ -48,7 +48,7 @@ def paced(things: Iterable[T]) -> Iterator[T | None]:
 
 
 class Collector(Protocol):
-    """Reads counters when somebody scrapes."""
+    """Reads counters at each scrape."""
 
     def collect(self) -> Steps:
         """Yield families, and None between the steps."""

@@ -56,7 +56,7 @@ class RayDiscovery:
         endpoint: str,
         passport: ClientCredentials | None = None,
     ) -> None:
-        """Look for nobody yet.
+        """Look for none yet.
 
         Args:
             meeting: where they are found.
@@ -84,10 +84,10 @@ class RayDiscovery:
         return Discovery(service.readiness, [*before, workers, peers])
 
     async def look(self) -> None:
-        """Say that we are here, and see who else is.
+        """Say that we are here, and see which others are.
 
         Raises:
-            SourceFailed: nobody says so.
+            SourceFailed: the cluster does not answer.
         """
         try:
             present = await self._meeting.selector(self._name, *self._me)
@@ -116,7 +116,7 @@ class RayDiscovery:
     async def pass_on(self, scope: Scope, body: bytes) -> None:
         """Tell all others what a proxy has told us, as its caller; their answers are their own."""
         with contextlib.suppress(SourceFailed):
-            await self.look()  # somebody may just have come
+            await self.look()  # one may just have come
         method, path = scope["method"], scope["raw_path"].decode("ascii")
         headers = dict(scope["headers"])
         token = _token_of(headers.get(b"authorization", b"").decode("latin-1"))
@@ -126,7 +126,7 @@ class RayDiscovery:
             members = decode(body) if body else None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.not_passed_on += len(self._urls)
-            _log.warning("%s %s was passed on to nobody: %s", method, path, error)
+            _log.warning("%s %s was not passed on: %s", method, path, error)
             return
 
         async def tell(url: str) -> None:
@@ -142,7 +142,7 @@ class RayDiscovery:
         await asyncio.gather(*map(tell, self._urls))
 
     async def copy_catalog(self, service: Driver) -> None:
-        """Begin with the workers that were registered over HTTP, from whoever has them."""
+        """Begin with the workers that were registered over HTTP, from any replica that has them."""
         with contextlib.suppress(SourceFailed):
             await self.look()
         for url in self._urls:
@@ -179,7 +179,7 @@ def _token_of(authorization: str) -> str | None:
 
 
 def _tls(passport: ClientCredentials | None) -> ssl.SSLContext:
-    """Return the context for the others; without credentials nobody says whom to trust."""
+    """Return the context for the others; without credentials nothing says what to trust."""
     if passport is not None:
         return passport.tls()
     context = ssl.create_default_context()

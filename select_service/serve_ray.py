@@ -110,7 +110,7 @@ class Front:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
-        assert Front.application is not None, "Serve asks nobody before `__init__` is over"
+        assert Front.application is not None, "Serve asks nothing before `__init__` is over"
         assert Front.discovery is not None
         scope = _below_prefix(scope)
         if scope["method"] == "GET" or not scope["path"].startswith(CATALOG):
@@ -192,7 +192,7 @@ class Selector:
         serving = self._server.serve(sockets=self._entrances.sockets)
         self._serving = asyncio.get_running_loop().create_task(serving)
         while not (self._server.started or self._serving.done()):  # noqa: ASYNC110 - of uvicorn
-            await asyncio.sleep(_MOMENT_S)  # whoever hears of us finds somebody who listens
+            await asyncio.sleep(_MOMENT_S)  # a proxy that hears of us finds us listening
         await self._discovery.copy_catalog(self._service)
         Front.application, Front.discovery = application, self._discovery
         _log.info("listening", extra={"url": self.url, "replica_sync": place})

@@ -285,7 +285,7 @@ def printing(run: Callable[[], int], command: str, unread: int) -> int:
     Args:
         run: returns the exit code.
         command: what it calls itself.
-        unread: the exit code where nobody has read to the end.
+        unread: the exit code where the output was not read to the end.
 
     Returns:
         The exit code; 1 where it cannot be written, and standard error says why.

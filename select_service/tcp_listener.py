@@ -18,7 +18,7 @@ _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 
 
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
-    """Bind without listening: nobody is accepted before `listen` is called.
+    """Bind without listening: no client is accepted before `listen` is called.
 
     Args:
         host: an address, in brackets or not, or a name, which stands for all its addresses that

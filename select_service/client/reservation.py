@@ -2,7 +2,7 @@
 
 Reports are noted at once and sent together with others (`core/report_outbox.py`): no method blocks,
 and none can fail because the service is unreachable. In a fork of the process that booked it, it
-still belongs to that process: nobody in the fork would send reports, and its lock may be held for
+still belongs to that process: the fork would send no reports, and its lock may be held for
 ever by a thread that does not exist there.
 """
 

@@ -236,7 +236,7 @@ class SocketBackend(httpcore.NetworkBackend):
         timeout: float | None = None,
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
-        """Connect to a Unix domain socket; httpcore's own leaves it open if nobody listens."""
+        """Connect to a Unix domain socket; httpcore's own leaves it open if no server listens."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             made.settimeout(timeout)

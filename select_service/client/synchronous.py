@@ -146,7 +146,7 @@ class Client(Operations, BlockingClient):
             while True:
                 outcome = self._carry_out(command, is_errand)
                 if until_closed and self._session.is_closed:
-                    return None  # type: ignore[return-value] # nobody reads it
+                    return None  # type: ignore[return-value] # it is not read
                 with self._lock:
                     command = run.send(outcome)
         except StopIteration as done:

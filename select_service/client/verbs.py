@@ -71,7 +71,7 @@ class Verbs(BaseClient):
             TypeError: a field does not exist.
             UnknownModel: no worker was ever registered for the model.
             ServiceError: the service refuses; see `select_service.errors`.
-            NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
+            NotCached: no rank holds enough of the prompt for `cache_hit_threshold`.
             ClientError: no selector answers, and there is no catalog to choose from.
         """
         body = calls.prompt_body(fields)

@@ -1,6 +1,6 @@
 """Dictionaries of the Dynamo binding to our structs, and our answers to its dictionaries.
 
-Names and shapes are those of Dynamo 1.6. A member that nobody knows is ignored, as there, but
+Names and shapes are those of Dynamo 1.6. An unknown member is ignored, as there, but
 logged the first time. Members that only this service knows are accepted.
 """
 

@@ -1,6 +1,6 @@
 """`dynamo.llm.SelectionService` of Dynamo's Python binding, with the decisions of this service.
 
-Whoever embeds that class, such as the KV-aware router of Ray Serve LLM, gets the same calls,
+Programs that embed that class, such as the KV-aware router of Ray Serve LLM, gets the same calls,
 dictionaries and errors from `SelectionService` here. `install()` puts it in that place; in Ray,
 `runtime_env={"worker_process_setup_hook": "select_service.compat.dynamo.install"}` does so in every
 process. Importing this module is cheap: the service is loaded with its class.
@@ -34,7 +34,7 @@ __all__ = [
 
 # Provides `dynamo.llm` where ai-dynamo is absent, for programs that import it by that name. An
 # import finder at the end of the line: whatever is installed under that name comes first. It costs
-# an interpreter nothing until somebody imports `dynamo`.
+# an interpreter nothing until `dynamo` is imported.
 
 _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "dynamo": (),
@@ -55,7 +55,7 @@ class DynamoFinder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for these modules; the import system asks only if nobody else has one."""
+        """Return a spec for these modules; the import system asks only if no finder has one."""
         if name not in _MODULES:
             return None
         return ModuleSpec(name, self, origin="select_service.compat", is_package="." not in name)

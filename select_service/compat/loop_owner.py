@@ -107,7 +107,7 @@ class LoopOwner:
     def finish(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Close what lived on the loop, and end the loop if it is its own. Waits for nothing."""
         if self.loop.is_closed() or not self.loop.is_running():
-            return  # whoever ended it has cancelled what ran there
+            return  # it was ended, and what ran there cancelled
 
         async def last() -> None:
             try:

@@ -436,7 +436,7 @@ async def _stop(started: asyncio.Future[None], driver: Driver) -> None:
 
 
 def _drop(owner: LoopOwner, driver: Driver) -> None:
-    """Close what nobody holds any longer."""
+    """Close what is no longer held."""
     owner.finish(driver.close)
 
 

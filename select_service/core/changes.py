@@ -44,7 +44,7 @@ WHOLE = "whole"
 
 
 class Hold:
-    """Bookings made one after another, of which nobody is told before all are made.
+    """Bookings made one after another, and announced only when all are made.
 
     If it `is_whole`, they must also be written to disk all or none.
     """
@@ -85,7 +85,7 @@ class Changes:
         return ordinal
 
     def booked(self, reservation_id: str, hold: Hold | None = None) -> None:
-        """Note a new booking; nobody may rely on it before it has been written."""
+        """Note a new booking; it must not be relied on before it is written."""
         key = (RESERVATION, reservation_id)
         if self._wholes:
             self._part(key)  # it no longer belongs to a batch that is being written

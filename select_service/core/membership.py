@@ -269,7 +269,7 @@ class Membership:
     def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
         """Close a scope that had no worker for `--scope-linger-s`.
 
-        Nobody waits there, nothing is booked, and the index is empty, so a request finds the same
+        Nothing waits or is booked there, and the index is empty, so a request finds the same
         in a scope that does not exist.
 
         Returns:

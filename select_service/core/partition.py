@@ -1,7 +1,7 @@
-"""One scope, (model_name, tenant_id): its index, ledger, ranks and queues, and who may be chosen.
+"""One scope, (model_name, tenant_id): its index, ledger, ranks and queues, and which may be chosen.
 
 A partition joins the index (which rank holds what), the ledger (which rank carries what), the
-slots (who may be chosen) and the queues (who waits). It decides nothing and knows no reservation
+slots (the ranks that may be chosen) and the queues. It decides nothing and knows no reservation
 ids: `routing/place.py` decides with it.
 """
 
@@ -219,7 +219,7 @@ class Partition:
         assert self.kv_sources is not None
         loads, trust = self.ledger.loads, self.trust.column
         barred = [*self.outliers.suspected()]
-        if request.allowed_worker_ids is not None:  # whoever is left out may be out of reach
+        if request.allowed_worker_ids is not None:  # a worker that is left out may be out of reach
             allowed = set(request.allowed_worker_ids)
             for worker_id, worker in self.fleet_slots.workers.items():
                 if worker_id not in allowed:
@@ -326,7 +326,7 @@ class Partition:
         cached = self.terms(prompt, rows, weights.kv_cost(), 0.0, found).cached_tokens
         return int(cached.max(initial=0.0))
 
-    # -- who may take part of it --------------------------------------------------------------
+    # -- ranks that may take part of it ----------------------------------------------------------
 
     def legs(self, request: SelectRequest) -> Legs:
         """Return the candidates for a request by role, decode ranks only if open."""
@@ -348,7 +348,7 @@ class Partition:
         rows = self.admission.usable(slots)
         return slots[rows] if isinstance(rows, slice) else rows
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- workers that are here -------------------------------------------------------------------
 
     def attach(self, worker: Worker) -> None:
         """Attach a worker, or follow a change of its record; ranks keep their slots.

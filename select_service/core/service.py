@@ -127,7 +127,7 @@ class SelectionCore:
             rng: draws ties, temperatures and reservation ids.
             policies: parsed policy file, or why it cannot be used; None: one fcfs class.
             limits: bounds.
-            admission: who is admitted at all; default: everybody.
+            admission: which requests are admitted; default: all.
             trust: when the index's data counts for less.
             life: identity of the process; default: first life without replicas.
             watch: observers; default: none.
@@ -241,7 +241,7 @@ class SelectionCore:
         )
 
     def _open_line(self, config: RouterConfig, watch: CoreObservers) -> None:
-        """Set up the line of a request: who selects, places, and lets wait."""
+        """Set up the line of a request: what selects, places, and lets wait."""
         rng = self._rng
         self.pairs = Pairs(self.lifecycle, self.counters)
         cache_hits = CacheHits(self.admission_controller.settings)
@@ -452,7 +452,7 @@ class SelectionCore:
     # -- what outlives the process -----------------------------------------------------------------
 
     def keep_changes(self) -> Changes:
-        """Record changes from now on, for somebody to write to disk; see `core/state.py`."""
+        """Record changes from now on, to be written to disk; see `core/state.py`."""
         changes = Changes()
         bookings = self.lifecycle.bookings
         self.catalog.changes = bookings.changes = bookings.freed.changes = changes

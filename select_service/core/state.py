@@ -89,7 +89,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
-    """A worker as it was registered, and by whom."""
+    """A worker as it was registered, and its source."""
 
     spec: WorkerSpec
     source: str = API

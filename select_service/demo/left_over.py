@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _GREETING_WAIT_S: Final = 2.0
 _ZMTP_SIGNATURE: Final = b"\xff"
-"""What every ZMQ socket says first; on a port that was given away since, somebody else speaks."""
+"""What every ZMQ socket says first; on a port that was given away since, another program speaks."""
 
 
 def engine_endpoint(worker_id: int) -> str:
-    """Return the endpoint of a worker of the demo, which nobody can reach and only it has."""
+    """Return the endpoint of a worker of the demo, which is out of reach and only it has."""
     return f"http://engine-{worker_id}.invalid:8000"
 
 

@@ -99,7 +99,7 @@ class ServiceProcess:
 
 
 def free_port() -> int:
-    """Return a TCP port on which nobody listens now."""
+    """Return a TCP port on which no process listens now."""
     (probe,) = bind_tcp(loopback(), 0)
     with probe:
         port: int = probe.getsockname()[1]

@@ -174,7 +174,7 @@ class SimulatedWorker:
 
 
 # The ZMQ side of a simulated engine: numbered batches on a PUB, replay on a ROUTER. It has neither
-# threads nor a loop: whoever steps the engine calls `publish` and `serve_replay`, as an engine's
+# threads nor a loop: what steps the engine calls `publish` and `serve_replay`, as an engine's
 # publishing thread does both in turn. A new publisher on the same ports looks like a restarted
 # engine: the sequence starts at 0 again.
 
@@ -275,7 +275,7 @@ class EventPublisher:
 
 @contextlib.contextmanager
 def held(endpoint: str) -> Iterator[None]:
-    """Keep a TCP endpoint from everybody else while no publisher has it; connects are refused.
+    """Keep a TCP endpoint from other processes while no publisher has it; connects are refused.
 
     A publisher may bind it within the block: both sockets reuse the address, and this one does not
     listen.

@@ -1,4 +1,4 @@
-"""Canary prompts on behalf of somebody at the command line; `canaries.py` sends them."""
+"""Canary prompts on behalf of the command line; `canaries.py` sends them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def send_canaries(
     timeout_s: float,
     events_s: float = EVENTS_S,
 ) -> CanaryReport:
-    """Ask every rank that can be chosen to compute prompts, and look who tells of them.
+    """Ask every rank that can be chosen to compute prompts, and look which report them.
 
     Args:
         client: of the service.

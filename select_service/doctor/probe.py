@@ -63,7 +63,7 @@ def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]
 
 
 def _endpoints(worker: ReachableWorker) -> Iterator[str]:
-    if worker.kv_events not in (None, "engine"):  # nobody listens to its publishers
+    if worker.kv_events not in (None, "engine"):  # its publishers are not listened to
         if worker.endpoint is not None:
             yield worker.endpoint
         return

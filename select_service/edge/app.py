@@ -282,11 +282,11 @@ def _handle_signals(server: Server, leaving: GracefulShutdown, application: Appl
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
-        """Leave with notice, or at once if the server is not up yet and nobody needs notice."""
+        """Leave with notice, or at once if the server is not up yet and no client needs notice."""
         (leaving.begin if server.started else server.go)()
 
     def announce() -> None:
-        """Announce leaving and wait for SIGTERM; before start-up there is nobody to tell."""
+        """Announce leaving and wait for SIGTERM; before start-up there is no client to tell."""
         if server.started:
             leaving.announce()
 

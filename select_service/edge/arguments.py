@@ -59,7 +59,7 @@ def plain_scalars(scalars: Sequence[Scalar], args: list[Any], named: dict[str, A
     """Make plain texts and numbers of scalars, in their place.
 
     Raises:
-        TypeError: naming an argument of another type: an id that is None is nobody's.
+        TypeError: naming an argument of another type: an id that is None names nothing.
     """
     for name, at, type_name, is_optional in scalars:
         value = args[at] if at < len(args) else named.get(name, _MISSING)

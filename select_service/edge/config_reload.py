@@ -2,7 +2,7 @@
 
 A change is validated as a whole before any of it applies: one bad value in the settings file,
 tokens, certificates or keys leaves all of them as they are. Valid values are then written into the
-objects that everybody reads them from, in one step of the event loop. With a state directory,
+objects that all code reads them from, in one step of the event loop. With a state directory,
 settings put through the API outlive the process.
 """
 
@@ -60,14 +60,14 @@ class ConfigChange(Struct, kw_only=True):
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One setting: what is in force, who said so, and whether it may change without a restart."""
+    """One setting: what is in force, its source, and whether it may change without a restart."""
 
     value: Any
     """The value in force."""
     source: Source
     """Where the value comes from."""
     default: Any
-    """The value that it has where nobody sets it."""
+    """The value that it has where it is not set."""
     reloads: bool
     """Whether it may change without a restart."""
     after_restart: Any | UnsetType = UNSET  # the file's value, which only a restart can apply

@@ -34,7 +34,7 @@ FRESH_S: Final = 2.0
 """A report may show findings of this age; older ones are examined again."""
 
 APART_S: Final = 0.1
-"""Between two examinations that are asked for: whoever asks all the time costs no more."""
+"""Between two examinations that are asked for: asking all the time costs no more."""
 
 LOGGED_MAX: Final = 20
 """Findings logged one by one per examination; the rest are only counted."""
@@ -66,7 +66,7 @@ class Doctor:
         Args:
             core: the state of the process.
             limits: how often and how closely to examine.
-            link_of: the state of a stream's connection; None: nobody listens yet.
+            link_of: the state of a stream's connection; None: it is not listened to yet.
             peers: the replicas this process listens to.
             sources: of discovery.
             canaries: what canary prompts have found.

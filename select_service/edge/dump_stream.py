@@ -66,7 +66,7 @@ class Dumps:
 
         Args:
             tenants: whose indexes; None: all.
-            whose: the tenant whose part of the bound it takes; None: nobody's.
+            whose: the tenant whose part of the bound it takes; None: no tenant's.
 
         Raises:
             TooManyDumps: `--dumps-max` are already under way, or this tenant's part of them.

@@ -93,7 +93,7 @@ class SelectionService(EmbeddedOperations):
             state_dir: where workers, reservations, leases and the index are kept; None: nowhere.
                 Locked at once, released when the context is left.
             strict: a verb that changes something returns only once the change is on disk.
-            admission: who is admitted at all; None: everybody.
+            admission: which requests are admitted; None: all.
             trust: when an index counts for less; None: the defaults of the flags.
             shadow: weights evaluated alongside without effect; None: none.
             seed: for ties and temperatures; None: from the system.

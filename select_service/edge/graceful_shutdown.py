@@ -1,4 +1,4 @@
-"""Graceful exit: announce it, keep serving for a while, end when nobody needs the process.
+"""Graceful exit: announce it, keep serving for a while, end when it is no longer needed.
 
 It begins with SIGTERM, or with SIGUSR1 (`leave_command.py`) if SIGTERM will follow later. From then
 on /ready is 503, replicas know, and every answer closes its connection, so that clients reconnect
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("select_service")
 
 LOOK_S: Final = 0.1
-"""How late the process may notice that nobody needs it any more."""
+"""How late the process may notice that it is no longer needed."""
 
 CLOSE: Final = (b"connection", b"close")
 

@@ -1,6 +1,6 @@
 """Modules that are loaded after the port opens, or on first use if that comes sooner.
 
-Imports dominate the start-up time. Nobody scrapes in the first half second, so the renderers of
+Imports dominate the start-up time. No scraper comes in the first half second, so the renderers of
 /metrics and /openapi.json and the MessagePack codec stay out of it (`app.py` and `http/api.py`
 import them when called for). They are then loaded one module at a time, so that no request waits
 for more than one of them.

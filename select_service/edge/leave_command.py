@@ -1,8 +1,8 @@
 """`select-service leave`: makes the service on this machine announce that it will leave.
 
 Meant for a preStop hook: Kubernetes sends SIGTERM once the hook has returned. By then the news has
-spread, and the service ends as soon as nobody needs it. No token is required: whoever may signal
-the process may end it anyway.
+spread, and the service ends as soon as it is not needed. No token is required: a user that may
+signal the process may end it anyway.
 """
 
 from __future__ import annotations

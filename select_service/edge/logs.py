@@ -1,4 +1,4 @@
-"""One format for all log records, whoever wrote them: text for people or one JSON object per line.
+"""One format for all log records, also of libraries: text for people or one JSON object per line.
 
 The code logs through the standard library; this is its formatter. Prompts, tokens and hashes are
 never passed to a logger; secrets that others put into a text are removed, and client-chosen values
@@ -320,7 +320,7 @@ class LogWriter(logging.Handler):
                     "name": "select_service",
                     "levelno": logging.WARNING,
                     "levelname": "WARNING",
-                    "msg": f"{self._lost} lines of the log are lost: nobody took them",
+                    "msg": f"{self._lost} lines of the log are lost: they were not read",
                 }
             )
             text = f"{self.format(told)}\n{text}"

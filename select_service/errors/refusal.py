@@ -21,11 +21,11 @@ class ServiceError(Exception):
     status: int = 500
     code: str = "internal_error"
     retry_after_s: float = RETRY_AFTER_S
-    """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
+    """When to ask again, for the statuses that say so (see `retry_after`); what raises it says so
     where something drains: a queue, a gate's room, leases, the journal's next attempt. Infinity:
     the same request never fits, so it is told no time."""
     decision: object = None
-    """What led to it, when that was to be explained; whoever answers reads it."""
+    """What led to it, when that was to be explained; read by what answers."""
     limit: str | None = None
     """The setting that was crossed, of those that are counted where the refusal is answered."""
 
@@ -59,7 +59,7 @@ class Crowded(Struct, frozen=True):
     most: int  # what all may hold together
     tenant: str | None  # of the token file; None: callers of no such tenant together
     held: int
-    part: int  # promised to it: nobody else can use it up
+    part: int  # promised to it: no other can use it up
     share: float  # of the bound that is promised to all of them
 
     @property

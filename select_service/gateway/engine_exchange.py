@@ -1,7 +1,7 @@
 """One request at the worker that is reserved for it, from its first byte to its end.
 
 What comes is passed on as it comes; the service hears of the first bytes, of output as it fills
-blocks, of what the engine had cached, and of the end, whoever causes it.
+blocks, of what the engine had cached, and of the end, whatever causes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def error_body(
 
 # Reads what an engine's answer tells on its way to the client: output, cached tokens, errors. Pure.
 # A stream of server-sent events is cut into whole events, which are passed on as they came; an
-# event that tells the usage to nobody but us is left out. Any other answer passes unchanged.
+# event that tells the usage to us alone is left out. Any other answer passes unchanged.
 
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DONE: Final = b"[DONE]"

@@ -1,6 +1,6 @@
 """Which workers serve which model, as the service lists them, and the adapters that engines name.
 
-Read again when it is needed and old; what was read last is kept while nobody answers.
+Read again when it is needed and old; what was read last is kept while no selector answers.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _NOT_PASSED_ON: Final = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
-        RANK_HEADER.lower(),  # who reserves a rank names it
+        RANK_HEADER.lower(),  # a reserved rank is named
     )
 )
 
@@ -101,7 +101,7 @@ class Gateway:
         options: GatewayOptions | None = None,
         tls: ssl.SSLContext | bool = True,
     ) -> None:
-        """Connect to nobody yet.
+        """Make no connection yet.
 
         Args:
             client: the SDK's. With `Options(retry_refused=False)` a request that the service
@@ -147,7 +147,7 @@ class Gateway:
         """Return counters since the gateway was created; some by reason or source."""
         return self.traffic.as_dict()
 
-    # -- for whoever forwards --------------------------------------------------------------------
+    # -- for programs that forward -----------------------------------------------------------------
 
     def reserve_openai(
         self,

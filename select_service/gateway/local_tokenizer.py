@@ -47,7 +47,7 @@ class LocalTokenizer:
         self._running = 0
 
     async def close(self) -> None:
-        """Let the threads end; nobody waits for one that is at work. Idempotent."""
+        """Let the threads end; one that is at work is not waited for. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def tokens(

@@ -151,13 +151,13 @@ def parser() -> CommandParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge.run_command import run  # a server, for who runs
+    from select_service.planner.edge.run_command import run  # a server, only for this command
 
     return run(read_section(RunSettings, arguments))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import what_if  # numpy, for who asks
+    from select_service.planner.edge import what_if  # numpy, only for this command
     from select_service.planner.edge.profile_files import read_profile
     from select_service.simulator.progress_bar import progress_bar
 
@@ -216,7 +216,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import what_if
     from select_service.planner.edge.predictors import predictor_settings
 
-    if sys.stdin is None:  # it was closed by who started this
+    if sys.stdin is None:  # it was closed by the parent process
         raise PlannerError("standard input is closed: a JSON list of numbers is read from it")
     if sys.stdin.isatty():
         complain(

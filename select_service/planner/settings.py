@@ -45,7 +45,7 @@ def _url(*, with_user: bool = False) -> ValueType:
     """Read an address that can be asked; one that cannot would be asked in vain for ever.
 
     Args:
-        with_user: whether it may contain NAME:PASSWORD@; who asks for tokens has a file for them.
+        with_user: whether it may contain NAME:PASSWORD@; tokens have a file of their own.
     """
 
     def parse(text: str) -> str:

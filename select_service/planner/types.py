@@ -1,6 +1,6 @@
 """What passes between the planner's rooms: readings, windows, needs and decisions.
 
-A reading is a value, or idle (everything could be read, and nobody came), or missing (nobody
+A reading is a value, or idle (everything could be read, and no request came), or missing (no source
 knows). The three are types of their own: no reading is ever silently a zero.
 """
 
@@ -28,7 +28,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """It could not be asked, or nobody reports it."""
+    """It could not be asked, or it is not reported."""
 
     why: str
 

@@ -114,7 +114,7 @@ ENVIRONMENT: Final = (
         "DYN_ROUTER_ASSUME_KV_REUSE",
         "assume_kv_reuse",
         "bool",
-        "false: a prompt in tokens is booked with blocks of its own, whoever else has that prefix",
+        "false: a prompt in tokens is booked with blocks of its own, shared with none",
     ),
     Variable(
         "DYN_ROUTER_QUEUE_THRESHOLD",

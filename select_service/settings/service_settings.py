@@ -67,7 +67,7 @@ class Settings(ObservabilitySettings, frozen=True, kw_only=True):
 
     @property
     def admission(self) -> AdmissionSettings:
-        """Who is admitted at all."""
+        """Which requests are admitted."""
         return self._of(
             AdmissionSettings,
             mode=self.admission_control,

@@ -322,7 +322,7 @@ def table_of(result: Capacities) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(result: Capacities) -> str:
-    """Say who carries the most, or needs the fewest workers, and by how much."""
+    """Say which policy carries the most, or needs the fewest workers, and by how much."""
     groups = _by_policy(result)
     by_workers = result.find == "workers"
 

@@ -81,7 +81,7 @@ class RunOptions(LoadedOptions, frozen=True, kw_only=True):
 
 
 class CapacityOptions(RunsOptions, frozen=True, kw_only=True):
-    """What `capacity` looks for, and for whom."""
+    """What `capacity` looks for, and for which policies."""
 
     policy: _POLICIES = f"{FIRST_TOKEN},{PEER}"
     find: Annotated[

@@ -148,7 +148,7 @@ def _mapped(shares: Path) -> Floats:
 
 
 def _leave_ctrl_c_to_others() -> None:
-    """Do nothing about it in a process of the pool: it reaches all, and who started us ends us."""
+    """Do nothing about it in a process of the pool: it reaches all, and the parent ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

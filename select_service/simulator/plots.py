@@ -38,7 +38,7 @@ _READ_MAX: Final = 60
 """Points of a line whose values are shown where they are pointed at."""
 
 _DASHES: Final = ((), (7, 4), (2, 3), (7, 3, 2, 3))
-"""Lines and gaps in turn: not everybody tells colours apart, and the others show through gaps."""
+"""Lines and gaps in turn: not all people tell colours apart, and the others show through gaps."""
 
 _MARKS: Final = (
     "M-3.5-3.5h7v7h-7z",

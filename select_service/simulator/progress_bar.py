@@ -1,4 +1,4 @@
-"""How far a command is, for whoever waits at a terminal."""
+"""How far a command is, shown at a terminal."""
 
 from __future__ import annotations
 

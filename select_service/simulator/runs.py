@@ -355,7 +355,7 @@ class ClosedTraceWorkload:
         sessions: dict[object, deque[ClientRequest]] = {}
         for one in requests[: self.total]:
             sessions.setdefault(one.session or one.number, deque()).append(one)
-        self._sessions = deque(sessions.values())  # that nobody has begun
+        self._sessions = deque(sessions.values())  # that are not begun
         self._asking: dict[int, deque[ClientRequest]] = {}  # by request: the rest of its session
         # users come within a second, not all at once
         times = sorted((rng.random() for _ in range(min(users, len(sessions)))), reverse=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "good", "goodput"})
 _RANGE: Final = 3  # begin:end:step
 _POINTS_MAX: Final = 10_000
-"""Each takes at least one run: more would take too long, and nobody reads that many."""
+"""Each takes at least one run: more would take too long, and is not read."""
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):

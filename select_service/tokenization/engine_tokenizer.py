@@ -1,7 +1,7 @@
 """Has prompts tokenized by the engines themselves, with their `/tokenize`, and remembers answers.
 
 An engine's own tokens are the ones in its cache, chat template included. Engines are asked in turn;
-one that fails is left alone for a while. Nobody waits longer than the timeout, and whatever goes
+one that fails is left alone for a while. No request waits longer than the timeout, and what goes
 wrong leaves a prompt to be placed by load alone.
 """
 
@@ -62,7 +62,7 @@ class UrlResolver(Protocol):
 
 
 class AnyUrl:
-    """Every URL may be requested: whoever names them is trusted."""
+    """Every URL may be requested: its source is trusted."""
 
     async def route(self, url: str) -> CheckedUrl:
         """Return it as it is."""
@@ -114,7 +114,7 @@ class EngineTokenizer:
         traffic: TokenizerTraffic,
         clock: Callable[[], float],
     ) -> None:
-        """Connect to nobody yet.
+        """Make no connection yet.
 
         Args:
             addresses: says which endpoints may be asked.
@@ -202,7 +202,7 @@ class EngineTokenizer:
 
     async def _ask(self, engine: str, text: bytes) -> bytes | str | None:
         """Return the packed tokens, or a refusal; None: the engine or the way to it has failed."""
-        import httpx  # a tenth of a second, for those who ask
+        import httpx  # a tenth of a second, only where it is needed
 
         if self._client is None:
             self._client = http_client(self._limits.tokenize_timeout_s)

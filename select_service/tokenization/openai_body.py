@@ -25,7 +25,7 @@ OBJECTIVE_HEADER: Final = "x-gateway-inference-objective"
 """Names the priority class of a request."""
 
 FAIRNESS_HEADER: Final = "x-gateway-inference-fairness-id"
-"""Names who shares fairly."""
+"""Names the tenant of a fair share."""
 
 NAMELESS: Final = "default"
 """The model of workers that were registered without one: they serve whatever is asked for."""
@@ -158,7 +158,7 @@ def model_to_serve(
 def unknown_hashes(length: int, block_size: int) -> bytes:
     """Return made-up block hashes of a prompt whose tokens are not known.
 
-    Nobody holds them, so the prompt counts by its length and matches nothing.
+    No rank holds them, so the prompt counts by its length and matches nothing.
 
     Args:
         length: of the prompt, in tokens.

@@ -50,7 +50,7 @@ class SelectBatchResult(Struct, frozen=True, omit_defaults=True):
     selection: Selection | UnsetType = UNSET
     """The selection, without `sequence_hashes`."""
     cache_threshold: CacheThreshold | UnsetType = UNSET
-    """The answer where nobody holds enough of the prompt."""
+    """The answer where no rank holds enough of the prompt."""
     shared_tokens: int = 0
     """Tokens of the prompt that another one of the batch computes on the same rank, e.g. `1024`."""
     error: str | UnsetType = UNSET

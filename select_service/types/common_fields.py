@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 COMMON_FIELDS: Final = {
-    "worker_id": "Id of the worker, chosen by whoever registers it, e.g. `7`.",
+    "worker_id": "Id of the worker, chosen at registration, e.g. `7`.",
     "dp_rank": "Data-parallel rank of the worker, e.g. `0`.",
     "model_name": 'Name of the model, e.g. `"llama-3-70b"`.',
     "tenant_id": 'Tenant whose cache and load are kept apart, e.g. `"default"`.',
@@ -45,7 +45,7 @@ COMMON_FIELDS: Final = {
     "details": "Facts about the refusal, by name.",
     "status": "HTTP status that the call alone would have had, e.g. `200`.",
     "retry_after_s": "Seconds until a repeat may succeed, e.g. `1.5`.",
-    "owner": 'Name of whoever keeps the lease alive, e.g. `"router-1:4711"`.',
+    "owner": 'Name of the client that keeps the lease alive, e.g. `"router-1:4711"`.',
     "reservations": "Number of live reservations, e.g. `12`.",
     "overlap_score_credit": (
         "Blocks taken off the cost for each block cached on the device, 0 to 1, e.g. `1.0`."
@@ -123,7 +123,7 @@ COMMON_FIELDS: Final = {
     "peer": 'ZMQ endpoint of the replica, e.g. `"tcp://10.0.0.2:9091"`.',
     "epoch": "How many lives its state has had, e.g. `3`.",
     "source": (
-        'Who registered the worker and may change it: `api`, `file` or `kubernetes`, e.g. `"api"`.'
+        'What registered the worker and may change it: `api`, `file` or `kubernetes`, e.g. `"api"`.'
     ),
     "block_size": (
         "Tokens of a KV block, as the engine has them; the same for all workers of a model and "

@@ -27,7 +27,7 @@ Excluded = Literal[
     "batch",
 ]
 """Why a rank was no candidate. `failing` and `unreachable`: it is passed over for a while, because
-its reservations failed or its event publisher is out of reach; `refused`: nobody was, the request
+its reservations failed or its event publisher is out of reach; `refused`: no rank was, the request
 was turned away before; `session`: its session is on another; `batch`: the rank was chosen for all
 of a batch (POST /select_batch)."""
 
@@ -61,7 +61,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     track_prefill_tokens: bool
     kv_transfer_cost_per_block: float
     decode_load_scale: float
-    delay_weight: float  # at that time: of its own prefill, for those who wait behind it
+    delay_weight: float  # at that time: of its own prefill, for those that wait behind it
     eviction_weight: float  # at that time: of that, for each token its rank computed lately
     expects_booked: bool  # whether what others are booked with counts as cached
     context_load_scale: float
@@ -77,7 +77,7 @@ class DecisionAdmission(Struct, frozen=True, kw_only=True):
     slo_class: str | None
     """Service class of the request, e.g. `"standard"`."""
     tenant: str
-    """Who the request was counted for, e.g. `"default"`."""
+    """What the request was counted for, e.g. `"default"`."""
     outcome: Literal["admit", "wait", "refuse"]
     """What became of it."""
     reason: str

@@ -58,7 +58,7 @@ class PeerLink(Struct, frozen=True):
     endpoint: str
     is_connected: bool
     quiet_s: float  # since its last message, or since it is listened to
-    is_refused: bool = False  # somebody is there, and hung up on our handshake
+    is_refused: bool = False  # a server is there, and hung up on our handshake
 
 
 class SourceLink(Struct, frozen=True):

@@ -175,7 +175,7 @@ class LoadDifference(Struct, frozen=True, kw_only=True):
     model_name: str
     tenant_id: str
     worker_id: int | None
-    """Id of the worker; null: the load is nobody's, or of the whole scope, e.g. `7`."""
+    """Id of the worker; null: the load is no worker's, or of the whole scope, e.g. `7`."""
     dp_rank: int | None
     """Data-parallel rank; null as above, e.g. `0`."""
     what: Literal["requests", "computing", "prefill", "decode", "context"]
@@ -216,7 +216,7 @@ class ReplicaStatus(Struct, frozen=True):
     seq: int  # the newest of its statements heard
     missing: int  # older ones not heard yet
     claims: int  # reservations it says it owns
-    unbooked: int  # of them, those whose worker is unknown here, or who yield to another claim
+    unbooked: int  # of them, those whose worker is unknown here, or that yield to another claim
     heard_s_ago: float
     pulls: int
     pulls_failed: int

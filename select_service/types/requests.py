@@ -168,7 +168,7 @@ class SelectRequest(PromptFields, kw_only=True):
     slo_ttft_ms: Milliseconds | None = None
     """Wanted time to first token, in milliseconds, e.g. `500.0`."""
     fairness_id: str | None = None
-    """Who shares the fleet fairly; the tenant unless given, e.g. `"customer-7"`."""
+    """Name that has a fair share of the fleet; the tenant unless given, e.g. `"customer-7"`."""
     cache_hit_threshold: Fraction | None = None
     """Least share of the prompt that must be cached, 0 to 1, e.g. `0.5`."""
     cache_hit_scope: CacheScope | None = None
@@ -176,7 +176,7 @@ class SelectRequest(PromptFields, kw_only=True):
     cache_hit_basis: CacheBasis | None = None
     """What the share is of: the whole prompt, or all but its last block."""
     on_cache_threshold: Literal["reject", "fallback"] = "reject"
-    """What happens where nobody reaches it: `reject`, or place it anyway (`fallback`)."""
+    """What happens where no rank reaches it: `reject`, or place it anyway (`fallback`)."""
     attempt: U32 = 0
     """How many refusals for the cache, or preemptions, the request has had, e.g. `0`."""
     session_id: str | None = None  # goes where its session's last request went, unless overloaded

@@ -1,4 +1,4 @@
-"""What is booked: by whom, its lifecycle calls one by one and in batches, and their answers."""
+"""What is booked, its lifecycle calls one by one and in batches, and their answers."""
 
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -9,7 +9,7 @@ from select_service.types.requests import PromptFields
 
 Outcome: TypeAlias = Literal["completed", "failed", "cancelled"]
 """How a reservation ended: its engine did it, its engine failed (an error, no answer, no
-connection), or its caller wanted it no longer. Not said: as `completed`, but nobody vouches."""
+connection), or its caller wanted it no longer. Not said: as `completed`, but unconfirmed."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 

@@ -74,7 +74,7 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
 class CoreLimits(Struct, kw_only=True):
     """Bounds of the core's own memory and of one turn of housekeeping.
 
-    One object that everybody reads each time: `edge/config_reload.py` writes it.
+    One object that all code reads each time: `edge/config_reload.py` writes it.
     """
 
     data_parallel_size_max: int = 1024
@@ -113,12 +113,12 @@ class CoreLimits(Struct, kw_only=True):
     outlier_unreachable_s: float = 5.0  # without its publisher, that was there before; 0: never
     outlier_ejection_s: float = 5.0  # the first time, doubled with every probe up to the next
     outlier_ejection_max_s: float = 60.0
-    recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
+    recovery_unclaimed_s: float = 600.0  # ranks out of a dump that are not registered
     scopes_per_turn_max: int = 16  # 5 µs each while they rest, 40 to close one
     sources_weighed_per_turn_max: int = 64  # ranks; 2 to 4 µs each
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
-    let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each
-    judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
+    let_in_per_turn_max: int = 16  # waiting requests, when load goes; some 30 µs each
+    judged_per_turn_max: int = 16  # waiting requests, when the policy changes; some 50 µs each
     dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
     swept_nodes_per_turn_max: int = 64
     streams_watched_per_turn_max: int = 32  # for lag and gaps; 3 to 6 µs each
@@ -126,7 +126,7 @@ class CoreLimits(Struct, kw_only=True):
     replica_output_interval_s: float = 3.0  # output blocks are told together, this often
     replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
     replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
-    replica_pull_timeout_s: float = 30.0  # a pull that nobody ended
+    replica_pull_timeout_s: float = 30.0  # a pull that was not ended
     replica_gap_grace_s: float = 0.5  # how long a missing statement may be late
     replica_claims_max: int = 1_000_000  # of one publisher
     replica_ended_max: int = 200_000  # ends of claims remembered
@@ -183,7 +183,7 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     parts_max: int = 16_384  # strings, objects, arrays: one or two µs each
     numbers_max: int = 1_100_000  # not packed: 40 ms of JSON where they are no array of a prompt
     short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
-    unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
+    unknown_bytes_max: int = 1 << 18  # of an unknown member: up to half a second a megabyte
     media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack
 
 

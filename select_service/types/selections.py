@@ -1,4 +1,4 @@
-"""Answers: the worker that was chosen, the pair, or why nobody was near enough."""
+"""Answers: the worker that was chosen, the pair, or why none was near enough."""
 
 from typing import Final, Literal, TypeAlias
 
@@ -107,7 +107,7 @@ class Selection(Struct, kw_only=True):
     overlap: Overlap
     effective_prefill_tokens: int
     needs_prefill: bool | UnsetType = UNSET
-    """True where nobody reached the cache-hit threshold and it goes there anyway."""
+    """True where no rank reached the cache-hit threshold and it goes there anyway."""
     cache_hit: CacheHit | UnsetType = UNSET
     """The comparison with the cache-hit threshold, where one was in force."""
     # the booking facts (/select_and_reserve only)

@@ -174,7 +174,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     """Present where the index of a rank may be wrong."""
     kv_ranks: list[KvRankState] | UnsetType = UNSET
     """The ranks whose index may be wrong."""
-    source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
+    source: str = "api"  # or "file", "kubernetes": what registered it, and may change it
     max_inflight: int | UnsetType = UNSET
     max_queued: int | UnsetType = UNSET
     max_num_seqs: int | UnsetType = UNSET
@@ -276,12 +276,12 @@ class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
     drains: bool
     """Whether it is leaving already."""
     cost_tokens: float
-    """Tokens that losing it costs: work in flight, and hot blocks that nobody else has; lower is
+    """Tokens that losing it costs: work in flight, and hot blocks that no other has; lower is
     cheaper, e.g. `2048.0`."""
     cost_tokens_so_far: float  # of it and of all before it: the last one's is that of the set
     """The same of it and all before it, e.g. `2048.0`."""
     sole_blocks: int
-    """Blocks that nobody else holds on any tier, those before it counting as gone, e.g. `120`."""
+    """Blocks that no other holds on any tier, those before it counting as gone, e.g. `120`."""
     blocks: int
     """Blocks that it holds, e.g. `400`."""
     room_so_far: float | UnsetType = UNSET

@@ -244,7 +244,7 @@ class Attempts:
         return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
 
     def _between_rounds(self, number: int, outcome: ExchangeOutcome) -> float:
-        """Return the wait after a round; infinite: the refusal is told to whoever asked."""
+        """Return the wait after a round; infinite: the refusal is told to the caller."""
         if outcome.retry_after_s is not None and not self._options.retry_refused:
             return math.inf
         return outcome.retry_after_s or self._backoff(number)

@@ -47,7 +47,7 @@ class Draft:
 
 
 class ClientBooking:
-    """A live reservation, or a degraded choice that nobody has booked."""
+    """A live reservation, or a degraded choice that is not booked."""
 
     __slots__ = (
         "answer",

@@ -123,7 +123,7 @@ def decode(outcome: ExchangeOutcome, kind: type[T]) -> T:
     """Decode the body of an answer.
 
     Raises:
-        NotAnAnswer: whoever answers is not a selection service.
+        NotAnAnswer: the answer is not a selection service's.
     """
     from_msgpack, from_json = _decoders(cast("Any", kind))
     try:

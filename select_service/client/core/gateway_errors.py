@@ -1,4 +1,4 @@
-"""Who has answered: the service, a proxy without a backend, or something else entirely.
+"""What has answered: the service, a proxy without a backend, or something else entirely.
 
 A proxy's "no backend" is not a refusal by the service. It is treated like no answer: whether the
 request was carried out is unknown, the next selector may be asked, and if all are gone the client

@@ -1,6 +1,6 @@
 """The leases of a client's bookings: the current one, and old ones with live bookings.
 
-A request whose reply was lost may arrive late and make a booking that nobody frees. It books under
+A request whose reply was lost may arrive late and make a booking that nothing frees. It books under
 the lease it names, and is refused once that lease is closed. So a lease under which a reply was
 lost is retired soon: new bookings use another one, and when the old one's bookings are over it is
 closed with whatever is left. Until then possible late bookings (`ghosts`) are freed again with
@@ -34,7 +34,7 @@ class ClientLease:
         self.ghosts: dict[str, None] = {}  # ids that a late request may still book
 
     def doubt(self, reservation_id: str) -> None:
-        """Note that a request may still be in flight that books this id for nobody."""
+        """Note that a request may still be in flight that books this id in vain."""
         self.is_doubtful = True
         self.ghosts[reservation_id] = None
         if len(self.ghosts) > _GHOSTS_MAX:

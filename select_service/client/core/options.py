@@ -24,7 +24,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     selection_timeout_ms: float = 15_000.0
     """The same for a selection. It may wait in the service's queue while the whole fleet is busy,
-    and a retry starts at the queue's end, so a timeout shorter than the queue helps nobody."""
+    and a retry starts at the queue's end, so a timeout shorter than the queue is of no use."""
 
     connect_timeout_ms: float = 1_000.0
     connections_max: int = 100

@@ -2,7 +2,7 @@
 
 Refusals by the service become the exceptions of `select_service.errors`, the same that the embedded
 service raises, rebuilt from the code and members of the answer. What only a client can meet (no
-selector answers, nobody holds the prompt) is below `ClientError`.
+selector answers, no rank holds the prompt) is below `ClientError`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MissingPackage(ClientError):
 
 
 class NotCached(ClientError):
-    """Nobody holds enough of the prompt (`cache_hit_threshold`); nothing is booked."""
+    """No rank holds enough of the prompt (`cache_hit_threshold`); nothing is booked."""
 
     def __init__(self, answer: CacheThreshold) -> None:
         super().__init__(
@@ -119,7 +119,7 @@ def raise_unless_answered(outcome: ExchangeOutcome, selectors: str) -> None:
         Unreachable: no connection, or it broke.
         TimedOut: no answer in time.
         AnswerTooLarge: the answer exceeds the limit.
-        NotAnAnswer: whoever answers is not a selection service.
+        NotAnAnswer: the answer is not a selection service's.
     """
     if outcome.failure is not None:
         raise _OF_FAILURES.get(outcome.failure, Unreachable)(f"{selectors}: {outcome.reason}")

@@ -133,7 +133,7 @@ class ClientSession:
 
         Raises:
             ServiceError: the service refuses.
-            NotCached: nobody holds enough of the prompt.
+            NotCached: no rank holds enough of the prompt.
             ClientError: no selector answers.
         """
         prompt = yield from self.prompts.hashed(prompt, now, timeout_s)
@@ -192,7 +192,7 @@ class ClientSession:
 
         Raises:
             ServiceError: the service refuses.
-            NotCached: nobody holds enough of the prompt.
+            NotCached: no rank holds enough of the prompt.
             ClientError: no selector answers, and there is no catalog to choose from.
         """
         self._check_open()

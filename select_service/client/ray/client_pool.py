@@ -39,7 +39,7 @@ class ClientPool:
         options: Options,
         find: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
-        """Connect to nobody yet.
+        """Make no connection yet.
 
         Args:
             selectors: addresses; empty: use `find`.
@@ -53,7 +53,7 @@ class ClientPool:
         self._live: dict[AsyncClient, int] = {}
         self._looking: asyncio.Task[None] | None = None
         self.client: AsyncClient | None = None
-        self.failures = 0  # lookups that failed or found nobody
+        self.failures = 0  # lookups that failed or found none
         if selectors:
             self._use(selectors)
 
@@ -90,7 +90,7 @@ class ClientPool:
             self._live[client] -= 1
 
     async def look(self) -> None:
-        """Look up the selectors once, and close clients nobody needs any more."""
+        """Look up the selectors once, and close clients that are no longer needed."""
         assert self._find is not None
         try:
             found = await self._find()

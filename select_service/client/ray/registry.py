@@ -1,8 +1,8 @@
 """How selectors and workers of one Ray cluster find each other: a named actor, and its client.
 
-`RegistryActor` knows who has reported within the last seconds, and nothing else: what it forgets
+`RegistryActor` knows which have reported within the last seconds, and nothing else: what it forgets
 when it dies is reported again within a beat. `serve_ray.py` and `serve_worker.py` report
-themselves, `client_pool.py` asks who is there.
+themselves, `client_pool.py` asks which are there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMESPACE: Final = "select-service"
 """Namespace of the actor; several independent services in one cluster have one each."""
 
 BEAT_S: Final = 1.0
-"""Interval at which everybody reports."""
+"""Interval at which all report."""
 
 SILENCE_S: Final = 5.0
-"""Whoever has not reported for this long is gone: a few beats, and a garbage collection."""
+"""What has not reported for this long is gone: a few beats, and a garbage collection."""
 
 PRESENT_MAX: Final = 10_000
-"""Limit on selectors, and on workers; whoever comes beyond it is refused and tries again."""
+"""Limit on selectors, and on workers; one beyond it is refused and tries again."""
 
 ANSWER_S: Final = 5.0
 """Longest wait for the actor, which may have to be restarted elsewhere."""
@@ -35,7 +35,7 @@ _NAME: Final = "meeting-point"
 
 
 class Present(Struct, frozen=True):
-    """Everybody who is present."""
+    """All that are present."""
 
     selectors: dict[str, tuple[str, str]]
     """By name: the HTTP address, and the endpoint of the replica plane."""
@@ -56,24 +56,24 @@ class RegistryActor:
         self._workers: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def selector(self, name: str, url: str, endpoint: str) -> Present:
-        """Report a selector; returns who else is present."""
+        """Report a selector; returns the others that are present."""
         self._note(self._selectors, name, (url, endpoint))
         return self.present()
 
     def worker(self, spec: dict[str, Any]) -> Present:
-        """Report a worker, as it would register; returns who else is present."""
+        """Report a worker, as it would register; returns the others that are present."""
         self._note(self._workers, spec["worker_id"], spec)
         return self.present()
 
     def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
-        """Report that somebody leaves."""
+        """Report that one leaves."""
         if selector is not None:
             self._selectors.pop(selector, None)
         if worker_id is not None:
             self._workers.pop(worker_id, None)
 
     def present(self) -> Present:
-        """Return everybody who has reported lately."""
+        """Return all that have reported lately."""
         since = self._clock() - self._silence_s
         books: tuple[dict[Any, tuple[float, Any]], ...] = (self._selectors, self._workers)
         for book in books:
@@ -91,7 +91,7 @@ class RegistryActor:
 
 
 class SelectorRegistry:
-    """Access to the actor from any process of the cluster; starts it if nobody has.
+    """Access to the actor from any process of the cluster; starts it if there is none.
 
     Awaited on one event loop. After any failure the next call looks up the actor again.
     """
@@ -111,12 +111,12 @@ class SelectorRegistry:
         return present
 
     async def present(self) -> Present:
-        """Ask who is present."""
+        """Ask which are present."""
         present: Present = await self._ask("present")
         return present
 
     async def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
-        """Report that somebody leaves."""
+        """Report that one leaves."""
         await self._ask("leave", selector, worker_id)
 
     async def _ask(self, verb: str, *args: object) -> Any:

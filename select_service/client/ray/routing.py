@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
 
 BOOKED_MAX_S: Final = 3600.0
-"""Serve never reports the end of a choice that nobody dispatched: it is freed after this time.
+"""Serve never reports the end of a choice that was not dispatched: it is freed after this time.
 Requests that a replica has taken may last as long as they like."""
 
 _FLUSH_S: Final = 0.5
@@ -102,7 +102,7 @@ class Routing:
         tokenizer: Tokenizer | None = None,
         on_choice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Ask nobody yet.
+        """Ask none yet.
 
         Args:
             client_pool: provides the client.

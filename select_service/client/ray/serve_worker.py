@@ -82,7 +82,7 @@ class ServeWorker:
         Args:
             selectors: their addresses; None: all of `select_service.serve_ray`.
             namespace: of those.
-            replica: who this is.
+            replica: the name of this one.
             client: options of the clients.
             request_id: returns Serve's id of the request being served; default: Ray's own.
             spec: fields of `WorkerSpec`: `block_size`, `model_name`, `kv_events_endpoint` and so
@@ -256,7 +256,7 @@ def _shown_by_ray(deployment: str) -> Callable[[str, int], None]:
 
     counter = Counter(
         "select_service_worker_troubles",
-        "failed: attempts to register or to tell; not_told: prompts nobody could be told of.",
+        "failed: attempts to register or to tell; not_told: prompts that could not be reported.",
         ("deployment", "what"),
     )
     counter.set_default_tags({"deployment": deployment})

@@ -1,4 +1,4 @@
-"""Applies the cache-hit threshold to a selection: who holds enough of the prompt, and what if none.
+"""Applies the cache-hit threshold to a selection: which ranks hold enough, and what if none.
 
 `hit_threshold.py` has the rule; this module connects it to projections, requests and answers.
 `place.py` applies it last, when a request is placed: the index may have changed while it waited.

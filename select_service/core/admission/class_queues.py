@@ -197,7 +197,7 @@ class ClassQueues:
                 worker = open_slots.get(slot)
                 told = None if worker is None else worker.spec.max_num_batched_tokens
                 bound = _NEVER_BUSY if worker is None else _busy_above(policy_class, told)
-                assert most == bound, "a bound for who may be chosen"
+                assert most == bound, "bounded are the ranks that may be chosen"
                 if slot < len(whole):
                     assert whole[slot] == (_ENDLESS if bound == _NEVER_BUSY else floor(bound))
         for queue in self.of_class:

@@ -1,7 +1,7 @@
 """Requests waiting for a saturated pool: a quota per band, fair over tenants, earliest first.
 
 Within a band the least served tenant is next (virtual token counters, arXiv 2401.00588), within a
-tenant's flow the earliest deadline. A tenant that returns is lifted to the level of those who
+tenant's flow the earliest deadline. A tenant that returns is lifted to the level of those that
 stayed: absence earns no credit. Bands never share their quotas. `slo_shed.py` decides which
 requests may leave, and when.
 """
@@ -120,7 +120,7 @@ class _Band(Generic[T]):
         self.correct(flow, cost)
 
     def correct(self, flow: TenantFlow[T], cost: int) -> None:
-        """Move a counter, and its tenant among those that wait; nobody is served."""
+        """Move a counter, and its tenant among those that wait; none is served."""
         if flow.waiting is not None:
             self.active.remove(flow)
         flow.counter += cost
@@ -359,7 +359,7 @@ class FairQueue(Generic[T]):
             assert band.work == sum(one.work for one in waiting)
             assert all(one.band == number for one in waiting)
             active = {flow.tenant_id for flow in band.flows.values() if flow.waiting is not None}
-            assert {flow.tenant_id for flow in band.active} == active, "who waits is not forgotten"
+            assert {flow.tenant_id for flow in band.active} == active, "waiting tenants are kept"
             assert all(flow.waiting for flow in band.active), "an idle flow is not active"
             for flow in band.flows.values():
                 assert flow.work == sum(one.work for one in flow.waiting or ())

@@ -387,7 +387,7 @@ class Gate(Generic[T]):
         self._admit(ask, tally, self.classes.band(ask.slo_class), now)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """Remove a request from the policy's queue, as its client left; charged to nobody."""
+        """Remove a request from the policy's queue, as its client left; not charged."""
         if self.queue is None or not self.queue.withdraw(one, now):
             return False
         self.gone(one.ask)
@@ -404,14 +404,14 @@ class Gate(Generic[T]):
         return [(one, self.refuse_waiting(one.ask, now)) for one in self.queue.expired(now, limit)]
 
     def refuse_waiting(self, ask: AdmissionRequest, now: float) -> AdmissionDecision:
-        """Refuse a request that has waited too long, wherever it did; charged to nobody."""
+        """Refuse a request that has waited too long, wherever it did; not charged."""
         decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
         self._leave(ask, "refuse", decision.code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
         return decision
 
     def turn_away(self, ask: AdmissionRequest, code: str) -> None:
-        """Count a request that waited elsewhere and was refused there; charged to nobody."""
+        """Count a request that waited elsewhere and was refused there; not charged."""
         self._leave(ask, "refuse", code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
 

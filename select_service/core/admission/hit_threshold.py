@@ -25,7 +25,7 @@ DEFAULT_ATTEMPTS_MAX: Final = 3
 
 
 class Threshold(NamedTuple):
-    """The threshold in force for one request, and who set it."""
+    """The threshold in force for one request, and its source."""
 
     value: float
     source: Source
@@ -103,7 +103,7 @@ def filter_rows(
 ) -> Hits:
     """Keep the rows whose hit rate reaches the threshold; equal passes.
 
-    `blocks` are the cached blocks by candidate row; a prompt of 0 tokens refuses nobody.
+    `blocks` are the cached blocks by candidate row; a prompt of 0 tokens is never refused.
     """
     base = base_tokens(isl_tokens, block_size, basis)
     if not base or not len(blocks):

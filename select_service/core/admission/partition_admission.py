@@ -286,7 +286,7 @@ class PartitionAdmission(RankLimits):
         return Charge(queue, line, tenant, expected, block_size)
 
     def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
-        """Refuse a ticket that waited; charged to nobody."""
+        """Refuse a ticket that waited; not charged."""
         assert ticket.ask is not None
         self._time(ticket, now)
         self._take_out(ticket, now)
@@ -304,7 +304,7 @@ class PartitionAdmission(RankLimits):
         return None
 
     def give_way(self, ticket: Ticket, now: float) -> AdmissionDecision:
-        """Refuse a ticket that waited, for a more important one; charged to nobody."""
+        """Refuse a ticket that waited, for a more important one; not charged."""
         assert ticket.ask is not None
         reason, code = OUTRANKED.reason, OUTRANKED.code
         decision = self.gate.refusal(ticket.ask, "waiting", reason, code, now)
@@ -312,14 +312,14 @@ class PartitionAdmission(RankLimits):
         return decision
 
     def refuse_late(self, ticket: Ticket, now: float) -> AdmissionDecision:
-        """Refuse a ticket that has waited too long; charged to nobody."""
+        """Refuse a ticket that has waited too long; not charged."""
         assert ticket.ask is not None
         self._time(ticket, now)
         self._take_out(ticket, now)
         return self.gate.refuse_waiting(ticket.ask, now)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket whose client left; charged to nobody."""
+        """Remove a waiting ticket whose client left; not charged."""
         assert ticket.ask is not None
         self._time(ticket, self.now)
         self._take_out(ticket, self.now)

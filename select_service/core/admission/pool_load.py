@@ -471,4 +471,4 @@ class PoolLoad:
         if self.instances:
             assert math.isclose(saturation, total / self.instances, rel_tol=1e-9)
         assert self._waiting.keys() | self._stale <= self._attached
-        assert all(self._tenants.values()), "only who has requests is counted"
+        assert all(self._tenants.values()), "only tenants with requests are counted"

@@ -236,7 +236,7 @@ class TicketDeadlines:
     def check(self, waiting: Iterable[Ticket]) -> None:
         """Assert all invariants, given all waiting tickets."""
         watched = {id(ticket) for ticket in self._order}
-        assert len(watched) == len(self._order), "nobody stands there twice"
+        assert len(watched) == len(self._order), "no ticket is in it twice"
         assert watched == {id(one) for one in waiting if one.watched != math.inf}
         for ticket in waiting:
-            assert ticket.watched <= ticket.deadline, "nobody stands too late"
+            assert ticket.watched <= ticket.deadline, "no ticket is checked too late"

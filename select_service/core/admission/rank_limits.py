@@ -1,6 +1,6 @@
-"""What a gate knows of its ranks, kept in step with the ledger: their load, who is busy, who full.
+"""What a gate knows of its ranks, kept in step with the ledger: their load, which are busy or full.
 
-The ledger notes what has changed (`loads.py`); nothing is computed before somebody is
+The ledger notes what has changed (`loads.py`); nothing is computed before a request is
 judged. Workers report the rest.
 """
 
@@ -187,7 +187,7 @@ class RankLimits:
         if self._capped and reservation.created > self._loads.work.resumed_at:
             self.stays.learn(0.0, now - reservation.created)
 
-    # -- who can take a request ----------------------------------------------------------------
+    # -- ranks that can take one ----------------------------------------------------------------
 
     def can_take(self, rows: Rows) -> bool:
         """Tell whether any of the rows is neither busy nor full."""

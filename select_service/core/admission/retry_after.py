@@ -34,9 +34,9 @@ HORIZON_LEAST_S: Final = 600.0
 """As far ahead promises are made at once; `horizon_s`, if that is less."""
 HORIZON_SHARE: Final = 60.0
 """Farther only as far as this many times the seconds for which a line has refused: after a burst of
-seconds nobody is told to come back in an hour."""
+seconds no client is told to return in an hour."""
 CALM_S: Final = 30.0
-"""A line that refuses nobody for so long begins anew."""
+"""A line without a refusal for so long begins anew."""
 FORGOTTEN_PER_CALL: Final = 64
 LINES_MAX: Final = 8_192
 """Timelines held at once: one per pool, or one per tenant with an allowance of its own."""
@@ -90,7 +90,7 @@ class _Line:
         self.since = self.refused_at = -math.inf  # the first refusal without a calm since, the last
 
     def horizon_s(self, now: float) -> float:
-        """Return how far ahead promises are made to one who is refused now."""
+        """Return how far ahead promises are made to a request that is refused now."""
         if now - self.refused_at > CALM_S:
             self.since = now
         self.refused_at = now

@@ -11,7 +11,7 @@ Its guarantees, which tests check:
   wait for a worker (Q) are taken, the last of the sheddable requests below gives way (`outranked`).
 * A request that returns in time waits behind those two classes only, whatever its band: its
   promise is kept while more important newcomers keep coming.
-* A request that is refused, or waits in vain, is charged to nobody.
+* A request that is refused, or waits in vain, is not charged.
 
 The queue is part of the policy: if `judge` says "wait", the caller calls `enqueue`, and asks
 `may_go` which requests may go when load drops.
@@ -414,7 +414,7 @@ class SloShed(AdmissionPolicy, Generic[T]):
         self._note_target(one.band, one.ask)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """Remove a request whose client left. Charged to nobody."""
+        """Remove a request whose client left. Not charged."""
         if not self.queue.remove(one):
             return False
         self._refund(one.ask, now)
@@ -429,14 +429,14 @@ class SloShed(AdmissionPolicy, Generic[T]):
         return self.queue.next_expiry()
 
     def expired(self, now: float, limit: int) -> list[Waiting[T]]:
-        """Remove up to `limit` expired requests. Charged to nobody."""
+        """Remove up to `limit` expired requests. Not charged."""
         gone = self.queue.expired(now, limit)
         for one in gone:
             self._refund(one.ask, now)
         return gone
 
     def clear(self, now: float) -> list[Waiting[T]]:
-        """Remove all waiting requests, most important first. Charged to nobody."""
+        """Remove all waiting requests, most important first. Not charged."""
         everybody = [
             one for line in self.queue.bands_waiting() for one in self.queue.in_order(line)
         ]

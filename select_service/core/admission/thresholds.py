@@ -87,7 +87,7 @@ def read_thresholds(values: Mapping[str, object]) -> Thresholds:
     """Validate a mapping of the three fields; missing ones are None.
 
     Raises:
-        ValueError: as `check_threshold`, and for a field nobody knows.
+        ValueError: as `check_threshold`, and for an unknown field.
     """
     unknown = sorted(set(values) - set(FIELDS))
     if unknown:

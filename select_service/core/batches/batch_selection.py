@@ -80,7 +80,7 @@ class _Sample(Struct, eq=False):
 class BatchSelection:
     """Starts batches, and holds their collaborators."""
 
-    def __init__(  # noqa: PLR0917 - whom they work with
+    def __init__(  # noqa: PLR0917 - collaborators
         self,
         reader: RequestReader,
         lifecycle: Lifecycle,
@@ -349,7 +349,7 @@ class RunningBatch:
                 sample.item, 200, selection=answer, shared_tokens=shared_tokens
             )
         else:
-            assert isinstance(answer, CacheThreshold), "nobody is given a pair that wants none"
+            assert isinstance(answer, CacheThreshold), "no request gets a pair unasked"
             sample.result = SelectBatchResult(sample.item, 200, cache_threshold=answer)
         return effects
 

@@ -215,7 +215,7 @@ class CachedTokenReports:
     # -- ends --------------------------------------------------------------------------------------
 
     def note_ended(self, booking: LiveReservation, now: float) -> None:
-        """Remember a reservation that ends before its engine has been heard, whoever ends it.
+        """Remember a reservation that ends before its engine has been heard, however it ends.
 
         As long as its id is remembered: after that nobody can tell anything of it. Without a
         prediction there is nothing to compare, and what an earlier reservation of that id predicted

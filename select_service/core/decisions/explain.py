@@ -245,7 +245,7 @@ class ExplainedRecord:
     def _excluded(self, rank: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""
         odds = self._record.odds
-        assert odds is not None, "everybody is considered otherwise"
+        assert odds is not None, "all are considered otherwise"
         pinned = odds.pinned
         if self._allowed is not None and rank.worker_id not in self._allowed:
             return "not_allowed"

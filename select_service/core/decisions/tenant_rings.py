@@ -38,7 +38,7 @@ class TenantRings:
         bytes_max: int,
         first: int,
     ) -> None:
-        """Start with one ring for everybody.
+        """Start with one ring for all tenants.
 
         `make` makes a ring: records, bytes, number of the first. The maxima are of all
         together.

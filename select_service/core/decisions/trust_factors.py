@@ -228,12 +228,12 @@ class Trust:
 
     def check(self) -> None:
         """Assert all invariants."""
-        assert (self.column is None) == (not self._below), "nobody pays where all are believed"
+        assert (self.column is None) == (not self._below), "no column where all are believed"
         assert self._compared == sum(rank.samples > 0 for rank in self._ranks.values())
         assert self._doubted == sum(rank.is_distrusted for rank in self._ranks.values())
         for slot, rank in self._ranks.items():
             assert 0.0 <= rank.factor <= 1.0
             assert self._factors[slot] == rank.factor
             assert (slot in self._below) == bool(rank.reasons)
-            assert rank.reasons or rank.factor == 1.0, "who gives no reason counts in full"
+            assert rank.reasons or rank.factor == 1.0, "a rank without reasons counts in full"
         assert set(np.flatnonzero(self._factors != 1.0).tolist()) <= self._below

@@ -86,7 +86,7 @@ RANK_FAILING: Final = Cause(
     "The reservations of the rank failed one after another, so it gets no requests where others "
     "may take them, but for a probe now and then.",
     "Look at its engine, and restart it or delete the worker: the first request that is completed "
-    "there puts it back. If the engine is well, look at who ends reservations as failed.",
+    "there puts it back. If the engine is well, look which client ends reservations as failed.",
 )
 EVENTS_REFUSED: Final = Cause(
     "events-refused",
@@ -433,7 +433,7 @@ EXPIRED_EARLY: Final = Cause(
 REPORTS_STALE: Final = Cause(
     "load-reports-stale",
     "warning",
-    "The rank has reported its load but does so no longer: whoever posted /workers/{id}/metrics "
+    "The rank has reported its load but does so no longer: the sender of /workers/{id}/metrics "
     "or published kv_metrics has stopped. Thresholds use the reserved load instead. slo-shed "
     "counts the rank as full, and with enough such ranks admits nothing.",
     "Start the reporter again, register the worker anew (DELETE, POST) to forget its reports, or "

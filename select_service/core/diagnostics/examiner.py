@@ -213,7 +213,7 @@ class Examiner:
         )
 
     def _only_decodes(self, worker_id: int) -> bool:
-        """Whether what a worker caches comes from others, who tell of it."""
+        """Whether what a worker caches comes from others, which report it."""
         worker = self._catalog.find(worker_id)
         return worker is not None and worker.spec.role == "decode"
 
@@ -301,7 +301,7 @@ class Examiner:
             yield
 
     def _look_at_outliers(self, now: float) -> Iterator[None]:
-        """Who is passed over is decided elsewhere, too; a lost publisher has its own finding."""
+        """Ranks are passed over elsewhere, too; a lost publisher has its own finding."""
         for scope, partition in [*self._membership.partitions.items()]:
             for slot, one in partition.outliers.suspected().items():
                 at = partition.index.rank_of(slot)
@@ -311,7 +311,7 @@ class Examiner:
             yield
 
     def _look_at_reports(self, now: float) -> Iterator[None]:
-        """Where nobody judges by what ranks tell, nobody needs it."""
+        """Not needed where no policy goes by reported loads."""
         for worker_id, dp_rank, report in [*self._reports.stale()]:
             if report.stale_as == "unknown":
                 continue  # it counts as loaded as it is booked
@@ -326,7 +326,7 @@ class Examiner:
 
 
 def _overlook(_: Cause, __: Subject, ___: str, ____: float) -> None:
-    """Suspect nobody."""
+    """Suspect no rank."""
 
 
 def _subject(scope: Scope, rank: WorkerRank, endpoint: str | None = None) -> Subject:

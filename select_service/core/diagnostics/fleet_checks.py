@@ -26,7 +26,7 @@ STRAYED_MIN: Final = 5
 """Requests for a model without workers within the window that are no slip of somebody's hand."""
 
 EXPIRED_MIN: Final = 10
-"""Reservations that nobody freed, within the window, and more than were freed."""
+"""Reservations that were not freed, within the window, and more than were freed."""
 
 EARLY_MIN: Final = 3
 """Reservations within the window that were spoken of after they had expired: no late repeat."""
@@ -47,7 +47,7 @@ Suspect = tuple["Cause", Subject, str]
 
 
 class EndpointOwners:
-    """Who names which endpoint; two servers cannot share one."""
+    """Which worker names which endpoint; two servers cannot share one."""
 
     def __init__(self) -> None:
         self._events: dict[str, tuple[WorkerRank, str | None]] = {}

@@ -14,7 +14,7 @@ class CounterGrowth:
     __slots__ = ("_older", "_rotated_at", "_younger")
 
     def __init__(self, counts: tuple[int, ...], now: float) -> None:
-        """Start to watch: what was counted before is nobody's news."""
+        """Start to watch: what was counted before is no news."""
         self._older = self._younger = counts
         self._rotated_at = now
 

@@ -1,7 +1,7 @@
 """Canary prompts: does an engine tell of a known prompt under the names that this service gives it?
 
-Pure. `canary_tokens` makes a prompt that nobody has sent before; whoever sends it to an engine
-looks in the index who holds it, and `judge` names what differs. One block under the right name
+Pure. `canary_tokens` makes a prompt that was never sent before; the sender of it to an engine
+finds in the index which rank holds it; `judge` names what differs. One block under the right name
 proves block size, tokens, salt and pairing at once.
 """
 
@@ -51,7 +51,7 @@ class CanaryOutcome(Struct, frozen=True, kw_only=True):
     trouble: str = ""
     """Why the engine has not computed it; "": it has."""
     holders: Sequence[tuple[int, int]] = ()
-    """Worker and rank of everybody who holds its first block, as the index knows."""
+    """Worker and rank of all that hold its first block, by the index."""
 
 
 def canary_tokens(block_size: int, rng: Random) -> list[int]:

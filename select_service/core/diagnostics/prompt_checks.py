@@ -162,7 +162,7 @@ class PromptChecks:
         is_past_missing: Callable[[Owner], bool],
         now: float,
     ) -> Iterator[tuple[Owner, Cause, str] | None]:
-        """Yield who matches nothing, and why; None after each owner, for pauses.
+        """Yield ranks that match nothing, and why; None after each owner, for pauses.
 
         Of a scope that matches nothing at all its ranks are not named.
         """
@@ -222,7 +222,7 @@ def _scope_of(owner: Owner) -> Scope:
 
 
 def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
-    """Whether somebody, or the rank behind a slot, holds the beginning of a prompt."""
+    """Whether any rank, or the one behind a slot, holds the beginning of a prompt."""
     matches = index.find_matches(beginning)
     blocks = len(beginning) // HASH_BYTES
     whole = [mask for count, mask in matches.groups if count >= blocks]

@@ -48,7 +48,7 @@ class RankVerdict(NamedTuple):
 
     at: float
     dp_rank: int  # for which it was reserved
-    found_at: int  # by whom it is held
+    found_at: int  # the rank that holds it
 
 
 class RankChecks:
@@ -101,7 +101,7 @@ class RankChecks:
     def _find(self, sample: PromptSample, index: KvIndex) -> None:
         held = _held_by(index, sample)
         if not held:
-            return  # nobody told of it
+            return  # it was not reported
         owner, tenant = (sample.scope, sample.worker_id), sample.scope.tenant_id
         verdicts = self._verdicts.get(tenant, owner)
         if verdicts is None:

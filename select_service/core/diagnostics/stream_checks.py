@@ -45,7 +45,7 @@ RESTARTS_MIN: Final = 3
 """Lives of an engine within the window that are too many."""
 
 REPLAYS_MIN: Final = 2
-"""Replays in a row that nobody answered."""
+"""Replays in a row without an answer."""
 
 LOSSES_MIN: Final = 2
 LOSS_WINDOW_S: Final = 300.0
@@ -112,7 +112,7 @@ class StreamChecks:
     def asked(self, at: float, prompt: bytes | None = None) -> None:
         """The rank was given a prompt with blocks it has to compute, and so to tell of.
 
-        `prompt` tells it from others; None: it was booked, and nobody asks in vain for
+        `prompt` tells it from others; None: it was booked, and no request asks in vain for
         that.
         """
         heard_at = self.stream.last_event_at

@@ -67,7 +67,7 @@ class Worker:
     ) -> None:
         self.spec = spec
         self.worker_id = spec.worker_id  # the catalog key
-        self.source = source  # who registered it, and may change it
+        self.source = source  # that registered it, and may change it
         self.kv_events = kv_events_of(spec, kv_events_default)
         tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
         self.scope = Scope(spec.model_name, "default" if tenant is UNSET else tenant)
@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def drain_reasons(self) -> list[str]:
-        """Return who wants it to take no more work, and why."""
+        """Return what keeps it from taking more work, and why."""
         asked, source = self.operator_drain, self.unready
         reasons = [] if asked is None else [f"draining: {asked}" if asked else "draining"]
         return reasons if source is None else [*reasons, f"{self.source}: {source}"]

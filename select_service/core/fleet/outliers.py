@@ -4,7 +4,7 @@ Envoy calls this outlier detection. A rank is ejected if its reservations fail s
 row, or if its event publisher was connected before and has been out of reach for a while. When its
 backoff is over it is a candidate again; the next request that goes there is the probe, and begins
 the next backoff, twice as long up to a bound. A sign of life ends it all: a success of what was
-booked since or, where only the publisher is gone, its return. A suspicion alone refuses nobody: if
+booked since or, where only the publisher is gone, its return. A suspicion alone refuses none: if
 all candidates are ejected, none is. `partition.py` asks; nothing here looks at loads or costs.
 """
 
@@ -63,7 +63,7 @@ class Outliers:
 
     Attributes:
         ejected: slots passed over now, with the reason; replaced, never changed.
-        ranks: by slot, all of whom there is anything to remember.
+        ranks: by slot, all with anything to remember.
     """
 
     def __init__(self, limits: CoreLimits, tally: OutlierTally) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that came with a dump and that nobody has registered yet; they may stay for a limited time.
+"""Ranks that came with a dump and are not registered yet; they may stay for a limited time.
 
 A recovered rank is claimed once a worker of its scope has it, or an event source is followed for
 it. Ranks unclaimed by their deadline leave the index, and so does a scope without any ranks.
@@ -22,7 +22,7 @@ class RecoveredRanks:
     """The ranks to be claimed, and their deadlines.
 
     Attributes:
-        dropped: ranks that nobody claimed in time.
+        dropped: ranks that were not claimed in time.
     """
 
     def __init__(
@@ -67,4 +67,4 @@ class RecoveredRanks:
         index.detach(rank)
         self.dropped += 1
         if scope not in self._partitions and not index.ranks():
-            self._registry.drop_index(scope)  # its block size binds nobody any more
+            self._registry.drop_index(scope)  # its block size no longer binds

@@ -59,7 +59,7 @@ class Roster:
         connection: Callable[[int], object] = lambda _: None,
         has_requests: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Know of nobody yet.
+        """Start empty.
 
         Args:
             source: whose workers they are.

@@ -1,7 +1,7 @@
 """The fleet of one scope: its workers, the slots of their ranks, and their roles.
 
-A slot is the row of a rank in every column of the scope; the index assigns them. Nobody is judged
-here: `eligibility.py` and `roles.py` use this data to decide who may take a prompt.
+A slot is the row of a rank in every column of the scope; the index assigns them. No rank is judged
+here: `eligibility.py` and `roles.py` use this data to decide which may take a prompt.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ class FleetSlots:
             for rank, slot in worker.slots.items():
                 assert self.rank_at(slot) == (worker, rank)
         slots = sorted(slot for one in self.workers.values() for slot in one.slots.values())
-        assert list(self._open) == slots, "open are the slots of those who may be chosen"
+        assert list(self._open) == slots, "open are the slots that may be chosen"
         owned = {slot for one in self.present.values() for slot in one.slots.values()}
         for slot, occupant in enumerate(self.occupants):
-            assert (occupant is not None) == (slot in owned), "who went left its slots"
+            assert (occupant is not None) == (slot in owned), "a worker that left has no slots"
         self.roles.check()
         assert self.roles.given == any(one.slots and one.spec.role for one in self.workers.values())
         listed, self._ranks_and_slots = self._listed(), None
-        assert listed == self._listed(), "lists are of who is here"
+        assert listed == self._listed(), "lists are of present workers"

@@ -53,9 +53,9 @@ class UnschedulableWorkers:
         return scope in self._held
 
     def reasons(self, scope: Scope) -> list[str]:
-        """Return why nobody takes the requests of a scope, for people, the most frequent first.
+        """Return why no worker takes the requests of a scope, for people, the most frequent first.
 
-        Where nobody has registered one, the tenant's other models are named: of other tenants
+        Where none is registered, the tenant's other models are named: of other tenants
         nothing may be told. O(workers) after a change, else O(1).
         """
         held = self._held.get(scope)

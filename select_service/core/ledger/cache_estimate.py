@@ -59,7 +59,7 @@ class CacheEstimate:
     """The estimate of one partition.
 
     Attributes:
-        in_force: Generations whose estimate counts in matches, as a mask; 0: nobody's.
+        in_force: Generations whose estimate counts in matches, as a mask; 0: none.
         first_blocks: The first blocks of all its prompts: others match nothing.
         followed: The slots that are estimated.
     """

@@ -15,7 +15,7 @@ __all__ = ["Charge", "answer_tokens"]
 
 
 class AnswerCharges(Protocol):
-    """Who has charged: a policy with a queue, see `slo_shed.py`."""
+    """The policy with a queue that charged, see `slo_shed.py`."""
 
     def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
         """Charge for an answer of `reported` tokens instead of the expected ones."""
@@ -24,7 +24,7 @@ class AnswerCharges(Protocol):
 
 @final
 class Charge:
-    """Whom to charge for an answer: in a policy's queue, a line and a tenant.
+    """The account of an answer: in a policy's queue, a line and a tenant.
 
     If another policy has replaced that one, the correction is of no consequence.
     """

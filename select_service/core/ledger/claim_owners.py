@@ -1,7 +1,7 @@
 """Whose claims were under a lease, and up to which: one publisher cannot make us forget another's.
 
 Each claim may name predecessors of any owners, whether these exist or not. So what is remembered
-is kept by the publisher that told of it: where it is too much, whoever told of more than its share
+is kept by the publisher that told of it: where it is too much, one that told of more than its share
 loses the oldest of that. Publishers that have left have one share together: each deployment leaves
 some behind, and a lease may outlive many.
 """

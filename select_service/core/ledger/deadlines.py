@@ -176,7 +176,7 @@ class Deadlines(Generic[T]):
 
     def check(self, members: Iterable[T]) -> None:
         """Assert all invariants, given everything that can expire; O(everything)."""
-        assert set(self) == set(members), "who can expire is in a queue"
+        assert set(self) == set(members), "all that can expire are in a queue"
         assert len(set(self)) == len(self), "and only once"
         assert sorted(ttl_s for _, ttl_s in self._heads) == sorted(self.queues), "an entry each"
         not_before = {ttl_s: at for at, ttl_s in self._heads}

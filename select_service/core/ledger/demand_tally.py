@@ -97,7 +97,7 @@ class DemandTally:
             self.reused[worker_id] = found + (isl_tokens - prefill_tokens)
 
     def leave(self, worker_id: int) -> None:
-        """A worker has gone, with its cache: who comes under its id has found nothing."""
+        """A worker has gone, with its cache: the next one of its id has found nothing."""
         self.found_on_departed += self.reused.pop(worker_id, 0.0)
         self.ranks.pop(worker_id, None)
 
@@ -123,7 +123,7 @@ class DemandTally:
 
 # Demand for scopes without workers: how often each was asked for. A scope without workers is
 # dropped after a while, and its counters with it; a process that has just started knows no scope at
-# all. Whoever has scaled a fleet to zero must learn of the first request that comes all the same:
+# all. A fleet that was scaled to zero must learn of the first request that comes all the same:
 # it is counted here. Names are cheap to make up, so those that never had a worker here have a table
 # of their own, which no tenant fills alone.
 

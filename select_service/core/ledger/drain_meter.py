@@ -1,6 +1,6 @@
 """How fast the ledger drains, measured: prefill tokens and ended requests per second.
 
-Only time with something to compute counts, per computing rank: an idle night makes nobody slow, and
+Only time with something to compute counts, per computing rank: an idle night makes none slow, and
 one busy rank of many shows what all of them could do. Nothing is done per request: the
 pool's totals are read on demand and at every housekeeping.
 """

@@ -1,4 +1,4 @@
-"""Who owns reservations and until when: leases, renewed and ended as a whole.
+"""The owners of reservations, and until when: leases, renewed and ended as a whole.
 
 A reservation under a lease has no deadline of its own, so that a renewal costs the same whatever
 the lease holds. This module knows which reservations are under which lease; `lifecycle.py` calls

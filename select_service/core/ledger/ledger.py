@@ -1,6 +1,6 @@
 """The book of active load of one partition: what is booked where, and until when.
 
-The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
+The only writer of load. It does not choose ranks, knows no HTTP and reads no clock;
 `partition.py` books and frees here, and `slot_loads.py` has the resulting load of each slot. Below
 it, `active_blocks.py` counts distinct blocks, `deadlines.py` knows what expires and
 `slot_generations.py` what happens to a slot whose rank has left. The numbers are those of
@@ -98,7 +98,7 @@ class Ledger:
         """Book a request on a slot below the capacity; the id must not be live in this ledger.
 
         `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
-        some ten nanoseconds for each block that nobody has booked on this slot.
+        some ten nanoseconds for each block that is not booked on this slot yet.
         """
         generation = self._generations[slot]
         booked, number = generation.reservations, generation.number

@@ -114,7 +114,7 @@ class ChainNode(Struct, eq=False):
 class ActiveBlocks:
     """Reference-counted chains over generations, with the number of distinct blocks per generation.
 
-    Complexities below are for a chain whose path has k nodes, with f blocks that nobody in the
+    Complexities below are for a chain whose path has k nodes, with f blocks that no request in the
     generation has at that position.
     """
 

@@ -1,7 +1,7 @@
 """One booked request, the generation its load runs in, and the lease it may live under.
 
 Plain records: `ledger.py` and `leases.py` write them, `deadlines.py` keeps them by the time they
-expire, and everybody else reads. A generation belongs to one life of a rank: it closes when the
+expire, and all others read. A generation belongs to one life of a rank: it closes when the
 rank goes, and from that moment none of its reservations is live, however many they are.
 """
 

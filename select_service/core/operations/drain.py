@@ -49,7 +49,7 @@ class Drain:
     def drain(
         self, worker_id: int, request: DrainRequest, now: float
     ) -> tuple[DrainStatus, Effects]:
-        """Give a worker no more work, whoever registered it. Repeatable; a reason replaces another.
+        """Give a worker no more work, whatever its source. Repeatable; a reason replaces another.
 
         Raises:
             WorkerNotFound: no such id.

@@ -137,7 +137,7 @@ class Registration:
     ) -> tuple[WorkerRecord, Effects]:
         effects = Effects()
         known = self._catalog.find(worker.worker_id)
-        if known is not None:  # whoever registers it says that it is there
+        if known is not None:  # its registration says that it is there
             worker.hold_back(known.operator_drain, None)
         self._put(worker, now, effects, is_patch=is_patch)
         self.repin(now, effects)

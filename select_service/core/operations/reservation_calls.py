@@ -69,7 +69,7 @@ _OUTCOMES: Final = ", ".join(OUTCOMES)
 
 
 def _is_cared_for(booking: LiveReservation) -> bool:
-    """Tell whether a lease, or somebody who calls it by its id, looks after a booking."""
+    """Tell whether a lease, or a client that knows its id, looks after a booking."""
     one = booking.reservation
     return (
         one.lease is not None

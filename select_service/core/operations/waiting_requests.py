@@ -136,14 +136,14 @@ class WaitingRequests:
         return [*self._crowded, *self._to_look_at]
 
     def forget(self, partition: Partition) -> None:
-        """Its scope was closed: nobody waits there."""
+        """Its scope was closed: no request waits there."""
         self._crowded.pop(partition, None)
         self._to_look_at.pop(partition, None)
 
-    # -- requests nobody can serve any more ----------------------------------------------------
+    # -- requests that no worker can serve any more ------------------------------------------------
 
     def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
-        """A drain began or ended: refuse requests nobody else can serve, let in those that may go.
+        """A drain began or ended: refuse what no other can serve, let in what may go.
 
         They are refused wherever they stand in line: waiting for the requests ahead would not help.
         """
@@ -225,7 +225,7 @@ class WaitingRequests:
         return self._deadlines.next()
 
     def refuse_late(self, now: float, limit: int, effects: Effects) -> Effects:
-        """Refuse up to `limit` expired requests, first come first; charged to nobody.
+        """Refuse up to `limit` expired requests, first come first; not charged.
 
         All of them leave their queues before any is told when to return, so none delays another.
         """

@@ -1,6 +1,6 @@
 """What a prompt costs on each rank: the one formula, with all its terms.
 
-Everyone who needs a price asks here: placements, pairs, batches, shadow weights, explanations and
+All prices are made here: placements, pairs, batches, shadow weights, explanations and
 replays, over live columns of load or recorded ones. `_pricer.pyx` computes the same costs, and
 nothing else, for the placement of single requests. Lower is better; the unit is blocks.
 """
@@ -135,7 +135,7 @@ class Terms(NamedTuple):
     pull_cost: Floats  # of moving those
 
 
-def terms_of(  # noqa: PLR0917 - what is known, and for whom
+def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
     loads: SlotLoads | PackedLoads,
     rows: Rows,
     size: Size,

@@ -36,7 +36,7 @@ equally much count once."""
 
 
 def kv_source(fleet_slots: FleetSlots, pulls: Pulls, slot: int) -> KvSource:
-    """Return what a rank pulls, and from whom, as the fleet is now."""
+    """Return what a rank pulls, and from which, as the fleet is now."""
     worker, dp_rank = fleet_slots.rank_at(int(pulls.source[slot]))
     return told_source(pulls, slot, worker.worker_id, dp_rank, worker.spec.endpoint)
 
@@ -44,7 +44,7 @@ def kv_source(fleet_slots: FleetSlots, pulls: Pulls, slot: int) -> KvSource:
 def told_source(
     pulls: Pulls, slot: int, worker_id: int, dp_rank: int, endpoint: str | None
 ) -> KvSource:
-    """Return what a rank pulls, and from whom."""
+    """Return what a rank pulls, and from which."""
     return KvSource(
         worker_id=worker_id,
         dp_rank=dp_rank,
@@ -64,7 +64,7 @@ class _Level(NamedTuple):
 
     domain: str
     cost: float
-    places: Slots  # by slot: ranks with the same number may; -1: with nobody
+    places: Slots  # by slot: ranks with the same number may; -1: with none
     numbers: int  # of places
 
 
@@ -91,7 +91,7 @@ class KvSources:
         prefill: Floats,
         worth: Floats,
     ) -> Pulls | None:
-        """Return what each rank could pull; None: nobody anything.
+        """Return what each rank could pull; None: nothing.
 
         O(ranks) for each topology domain with a cost of its own.
 

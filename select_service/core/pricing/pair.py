@@ -42,7 +42,7 @@ Reason = Literal[
     "not_cached",
 ]
 """The reason for the mode. Aggregated: no pair possible, `cached` (the rank holds enough of the
-prompt), or `cheaper`. Disaggregated: no rank for whole requests, `not_cached` (nobody holds
+prompt), or `cheaper`. Disaggregated: no rank for whole requests, `not_cached` (no rank holds
 enough), or `cheaper`. Part of the API."""
 
 
@@ -124,7 +124,7 @@ def plan(
 
     Args:
         question: what is asked.
-        legs: who may be chosen.
+        legs: the ranks that may be chosen.
         priced: gives the terms of the prompt's cost on some slots.
         found: what of the prompt is in the index, and what ranks may pull.
         rng: draws ties.

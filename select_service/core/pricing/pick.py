@@ -1,6 +1,6 @@
 """From costs to one candidate: the cheapest, or a weighted draw with a temperature.
 
-It knows only numbers; whoever has priced candidates calls it and uses the result.
+It knows only numbers: the prices of candidates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a prompt goes, and the facts that chose that: what `place.choose` returns.
 
-Of who may take a pair, too: the plan, and the placement where one rank does better.
+Of a pair, too: the plan, and the placement where one rank does better.
 """
 
 from __future__ import annotations

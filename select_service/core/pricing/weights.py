@@ -33,7 +33,7 @@ thousand tokens only made that rarer; 4,096 was chosen by measuring, from 256 to
 FULL_BATCH_TOKENS: Final = 8_192
 """`first-token`: context tokens that waiting for one more answer to end is worth, on a rank that
 runs `max_num_seqs` requests. Answers last for seconds, but a request that goes elsewhere without
-its prefix there is computed at everybody's cost. 512 tokens to compute (sixteen tokens of context
+its prefix there is computed at the cost of all. 512 tokens to compute (sixteen tokens of context
 equal one of them) were chosen by measuring. Twice as much helps more if limits are unequal or
 nothing is shared, and costs conversations on small engines 5 % of their p90; the measured duration
 of answers would be four times as much and more."""

@@ -168,7 +168,7 @@ class Announcer:
     ) -> ReplicaEnvelope:
         """End only our own claim, and return the event to publish.
 
-        Nobody has renewed it, or it is taken back; the same id may live where others booked it.
+        It was not renewed, or is taken back; the same id may live where others booked it.
         """
         claim = reservation.claim
         assert claim is not None
@@ -200,7 +200,7 @@ class Announcer:
         return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
 
     def orphan_expired(self, partition: Partition, reservation: LedgerReservation) -> None:
-        """Age the claim of an orphan nobody has renewed; not announced, as others watch it, too.
+        """Age the claim of an orphan that was not renewed; not announced, as others watch it, too.
 
         The claim stays known: its owner may come back with it, and a caller may still end it here.
         """

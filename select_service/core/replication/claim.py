@@ -294,7 +294,7 @@ class EarlyGrowth:
             self.lost += 1
 
     def take(self, key: Key) -> tuple[ClaimGrowth, set[int]] | None:
-        """Return the growth of a claim that was heard now, and who told us of it; forget both."""
+        """Return the growth of a claim that was heard now, and its publisher; forget both."""
         entry = self._known.pop(key, None)
         return None if entry is None else (entry[0], entry[2])
 

@@ -132,7 +132,7 @@ class Claims:
             if any(map(self.is_silent, early[1])):
                 # its owner may have missed it, and cannot ask the tellers
                 self.outbox.say_later(claim)
-        self._inherit(claim)  # from `before`, too: perhaps nobody else knows how far that had come
+        self._inherit(claim)  # from `before`, too: perhaps no other replica knows its state
         if not claim.dead:
             self.copies.join(claim, now)
         if before is not None:
@@ -281,7 +281,7 @@ class Claims:
         """Keep a claim on disk that is not ours, and retell its state in snapshots.
 
         Our callers tell us of its growth, or we count its id as freed while it is only out of sight
-        here: whoever ends that must end this claim, too. Ours is kept like that from `set_aside`
+        here: what ends that must end this claim, too. Ours is kept like that from `set_aside`
         on, before with its booking.
         """
         if claim.owner != self.router_id:
@@ -469,7 +469,7 @@ class Claims:
         self.endings.check()
         self.early.check()
         for name, claims in self.of_id.items():
-            assert claims, "nobody claims nothing"
+            assert claims, "no holder without claims"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
             booked = [one for one in claims if one.booked]
             assert len(booked) <= 1, "one booking an id"

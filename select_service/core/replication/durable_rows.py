@@ -3,7 +3,7 @@
 A caller was answered, so it must hold whatever restarts: what is over (`TombstoneRows`,
 `ClosedLeaseRows`), times to live that leases of other replicas were given (`LeaseTermsRows`), and
 how far their reservations have come (`ClaimRows`). Once
-restored it is retold as before, in snapshots and to whoever states otherwise.
+restored it is retold as before, in snapshots and to any replica that states otherwise.
 """
 
 from __future__ import annotations

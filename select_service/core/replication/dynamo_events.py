@@ -119,7 +119,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     # of an end: its time was up, which may differ at a replica that adopted it
     lapsed: bool = False
     pair: str | None = None  # of an admission: the pair it is a leg of
-    # of an admission: of its request's body, and the first answer; empty: nobody can repeat it
+    # of an admission: of its request's body, and the first answer; empty: it cannot be repeated
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
     batch: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens

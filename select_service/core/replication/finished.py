@@ -78,8 +78,8 @@ class FinishedClaims:
     def note_freed(self, name: str, now: float) -> None:
         """Remember that our caller freed this name, including claims we have yet to hear of.
 
-        An adoption states that the old claim has ended, and who owns the new one. We may have heard
-        only the first, elsewhere; then we know of no claim that could be ended.
+        An adoption states that the old claim has ended, and the owner of the new one. We may have
+        heard only the first, elsewhere; then we know of no claim that could be ended.
         """
         self.order += 1
         self.recall_freed(name, self.order, now)

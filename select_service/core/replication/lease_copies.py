@@ -2,7 +2,7 @@
 
 A copy has one time to live for all claims under one lease id, of all owners: renewing a lease
 anywhere keeps them all, at the same cost however many there are. Nothing here knows which owners
-are alive: `shared_leases.py` asks for the copies nobody has renewed, and decides what to do.
+are alive: `shared_leases.py` asks for the copies that were not renewed, and decides what to do.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class LeaseCopies:
             self.change(copy, *terms, now)
 
     def purge(self, horizon: float, limit: int) -> None:
-        """Forget what was recalled before `horizon` and whose lease nobody has named since."""
+        """Forget what was recalled before `horizon` and whose lease was not named since."""
         for _ in range(min(limit, len(self.recalled))):
             lease_id, (_, at) = next(iter(self.recalled.items()))
             if at > horizon:
@@ -294,7 +294,7 @@ class LeaseCopies:
         for lease_id, copy in self._by_id.items():
             assert copy.lease_id == lease_id
             assert self._by_owner[copy.owner][lease_id] is copy
-            assert copy.claims, "what nobody claims anything under is forgotten"
+            assert copy.claims, "a copy without claims is forgotten"
             for owner, some in copy.claims.items():
                 assert some
                 assert lease_id not in self.recalled

@@ -95,7 +95,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     `adopts` names the claims of lost owners that it took over: freeing those frees this. `lease` is
     the lease it lives under; without one, `ttl_s` is its own time to live, None the default.
     `fingerprint` is of the request that booked it, `answer` what that was told beyond these facts
-    (`first_answers.py`): whoever repeats the request gets it. Empty: no request can be a repeat.
+    (`first_answers.py`): a repeated request gets it. Empty: no request can be a repeat.
     """
 
     reservation_id: Text
@@ -135,7 +135,7 @@ STAMPED: Final = tuple(
 
 
 class Grown(Struct, frozen=True, tag="grown"):
-    """News about the state of a claim, whoever owns it."""
+    """News about the state of a claim of any owner."""
 
     reservation_id: Text
     owner: U64
@@ -194,8 +194,8 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """The sender lives, has stated this much, and owns this many claims with this digest.
 
     `leaving`: it will go soon, and gets fewer and fewer requests. `left`: this is its last message;
-    its claims go to whoever gets calls for them. `number` counts the heartbeats of this epoch from
-    1: a repeated or late one says nothing about the present.
+    its claims go to the replica that gets calls for them. `number` counts the heartbeats of this
+    epoch from 1: a repeated or late one says nothing about the present.
     """
 
     router_id: U64
@@ -276,7 +276,7 @@ class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
 
     `reports` are pairs of a reservation_id (or another name of an ended reservation) and tokens.
     Numbered together with `RankLoads`, and a lost one is not repeated either: only some comparisons
-    are missed. Nobody tells it on.
+    are missed. It is not passed on.
     """
 
     router_id: U64

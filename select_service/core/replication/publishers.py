@@ -45,7 +45,7 @@ class Publishers:
             if view is None:
                 return None
         elif view.peer != peer and not view.gone:
-            # a live publisher keeps its name: nobody else may end its claims
+            # a live publisher keeps its name: no other may end its claims
             self._counters.impostors += 1
             return None
         view.heard_at = now

@@ -275,7 +275,7 @@ class SharedLeases:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Adopt the rest of a lease once one orphan is ours, and handle copies nobody has renewed.
+        """Adopt the rest of a lease once one orphan is ours, and handle copies without renewals.
 
         While a replica has such a lease open, it watches the time.
         """
@@ -377,7 +377,7 @@ class SharedLeases:
             self.chores.append(self._free_orphans(copy))
 
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
-        """Free its orphans: a client closed the lease, and nobody else will end them."""
+        """Free its orphans: a client closed the lease, and nothing else will end them."""
         for claim in self._orphans(copy):
             if self._claims.closings.covers(claim):
                 self._free(claim)

@@ -137,7 +137,7 @@ class ReplicaSnapshots:
         """Accept a claim of a publisher that we do not hear ourselves."""
         owner, claim = part.owner, part.claim
         if claim.growth != NO_GROWTH:
-            # it may be news to whom we hear its owner, or of what has taken this claim over
+            # it may be news to one that we hear its owner, or of what has taken this claim over
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._message_applier.grown(teller, grown, now)
         view = self._publishers.views.get(owner)

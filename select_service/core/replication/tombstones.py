@@ -1,4 +1,4 @@
-"""Ended claims: which are over, who said so, and which claim took each one over.
+"""Ended claims: which are over, by which owner, and which claim took each one over.
 
 An end is final, so ends are remembered for a while, up to a limit: any later statement on such a
 claim is outdated. Only `claims.py` writes here.

@@ -129,8 +129,8 @@ class Idempotency:
         """Return the first answer and the hashes of a repeat, None if the id is unused.
 
         Raises:
-            ReservationConflict: the id is live with another body or route, or with one that nobody
-                has told us.
+            ReservationConflict: the id is live with another body or route, or with one that no
+                client has told us.
             ReservationUnderWay: a batch has booked it that may yet take it back.
         """
         answer: FirstAnswer | None

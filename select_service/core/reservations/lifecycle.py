@@ -232,7 +232,7 @@ class Lifecycle(ReservationEnds):
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
         `watched`: a copy of its lease decides how long it lives. `is_news`: it was made just now;
-        of others nobody here knows how long they take.
+        of others it is not known here how long they take.
         """
         if self._recorder is not None:
             facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
@@ -410,9 +410,9 @@ class Lifecycle(ReservationEnds):
     ) -> tuple[Partition | None, Effects]:
         """End a reservation; ending a recently freed one is no error and frees nothing.
 
-        `is_withdrawn`: nobody was told of it here, so no request has ended. `is_computed`:
-        a prompt that nobody completed may have been computed all the same. `is_taken_back`:
-        nobody asked for its end, so what another replica booked under its id, and perhaps
+        `is_withdrawn`: no client was told of it here, so no request has ended. `is_computed`:
+        a prompt not reported complete may have been computed all the same. `is_taken_back`:
+        no client asked for its end, so what another replica booked under its id, and perhaps
         told of, stays.
 
         Raises:
@@ -441,7 +441,7 @@ class Lifecycle(ReservationEnds):
             self.release(booking, now, "freed")
             self._counters.reservations_withdrawn += 1
             return partition, effects
-        if is_computed and not reservation.prefill_done:  # nobody said so, and it is over
+        if is_computed and not reservation.prefill_done:  # it was not reported, and it is over
             partition.ledger.note_computed(reservation, now)
         _learn_from(booking, now)
         self.release(booking, now, "freed")

@@ -1,4 +1,4 @@
-"""Ends of reservations that no call ends: nobody renews them, or their lease or rank has gone.
+"""Ends of reservations that no call ends: not renewed, or their lease or rank has gone.
 
 In slices, for housekeeping; each end keeps ledger, ids, counters and replicas in step.
 """
@@ -101,7 +101,7 @@ class ReservationEnds:
         effects: Effects,
         why: str,
     ) -> int:
-        """End a reservation nobody has renewed; return the cost in steps."""
+        """End a reservation that was not renewed; return the cost in steps."""
         booking = self.bookings.get(reservation.reservation_id)
         if reservation.origin != "local":
             return self.let_go(booking, now, why)
@@ -110,7 +110,7 @@ class ReservationEnds:
         return self._release_counted(booking, now, why)
 
     def let_go(self, booking: LiveReservation, now: float, why: str = "told") -> int:
-        """End an orphan nobody has renewed; return the cost in steps."""
+        """End an orphan that was not renewed; return the cost in steps."""
         self.announcer.orphan_expired(booking.partition, booking.reservation)
         return self._release_counted(booking, now, why)
 

@@ -38,7 +38,7 @@ class Filtered(NamedTuple):
     rows: Rows
     matches: Matches | None  # of the prompt, if it was looked up
     hit: CacheHit | None  # hit rate and threshold, if one is in force
-    needs_prefill: bool = False  # nobody reached the threshold, and it goes anyway
+    needs_prefill: bool = False  # no rank reached the threshold, and it goes anyway
     scoring: ShadowScoring | None = None  # by other weights
     refused: CacheThreshold | None = None  # too little is cached on any candidate
 

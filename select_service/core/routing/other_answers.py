@@ -126,7 +126,7 @@ class OtherAnswers:
 
 
 def explain(answer: Answer, record: DecisionRecord) -> None:
-    """Store the record as the answer's decision; whoever sends the answer reads it then.
+    """Store the record as the answer's decision, which is read when the answer is sent.
 
     Requests without `explain` thus pay nothing, and a fleet of a thousand ranks is sent in slices.
     """

@@ -1,8 +1,8 @@
 """What each tenant may hold of a bound that all tenants have in common.
 
 A tenant of the token file is promised a part of every such bound: `--tenant-share` of the bound,
-divided by the number of those tenants. Nobody else can use it up. The rest of the bound is for
-whoever comes first, and so is what exceeds anybody's part. Everyone who is not such a tenant counts
+divided by the number of those tenants. No other can use it up. The rest of the bound is for
+the first to come, and so is what exceeds a tenant's part. All that is not such a tenant's counts
 as one more, "the others", where unbound tokens may book or register.
 
 With p promised to each of n, and `used` by each, a bound of M has room for one more of a tenant if
@@ -64,7 +64,7 @@ class Shares:
 
     Attributes:
         bounds: by the name of their setting.
-        parties: everybody to whom a part is promised.
+        parties: all to which a part is promised.
         by_tenant: a tenant of the token file, by its name.
         by_prefix: the same, by the prefix of the ids that are kept for it.
     """
@@ -134,7 +134,7 @@ class Bound:
         self._held: dict[Party, int] = {}  # by holder, whether in the token file or not
         self._others = 0  # what those not in the token file hold together
         self._over = 0  # what exceeds anybody's part
-        self._beyond: dict[Party, None] = {}  # who holds more than its part
+        self._beyond: dict[Party, None] = {}  # those that hold more than their part
         self._measured = -1, 0.0  # the bound and the share that all this is for
         self.part = self.promised = self.total = 0
         self.refused: dict[Party, int] = {}
@@ -187,7 +187,7 @@ class Bound:
         return has_room
 
     def refuse(self, holder: Party) -> Crowded | None:
-        """Count a refusal; return why, None where nobody is promised anything."""
+        """Count a refusal; return why, None where no tenant is promised anything."""
         party = self._party(holder)
         self.refused[party] = self.refused.get(party, 0) + 1
         if not self._shares.parties:
@@ -198,7 +198,7 @@ class Bound:
     def crowding(self, holder: Party) -> Party:
         """Return whose oldest entry makes room for one that was taken beyond the bound.
 
-        A holder of more than its part makes room itself; for others, somebody does who has more.
+        A holder of more than its part makes room itself; for others, one that has more does.
 
         Returns:
             The holder's name as it takes; None: those not in the token file.

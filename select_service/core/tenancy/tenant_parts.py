@@ -21,7 +21,7 @@ Row = TypeVar("Row", bound=Sized)
 class TenantParts(Generic[Row]):
     """One row for each holder that has a part of a bound, and one for the others together.
 
-    Whoever puts an entry into a row or takes one out tells it: `took`, `left`. All operations are
+    Callers that put an entry into a row or take one out tell it: `took`, `left`. All operations are
     O(1), except where a tenant with a row is no longer in the token file: O(rows).
 
     Attributes:
@@ -35,7 +35,7 @@ class TenantParts(Generic[Row]):
         """
         self._shares, self._bound, self._row = shares, bound, row
         self.common = row()
-        self._rows: dict[Party, Row] = {None: self.common}  # who is looked after next comes first
+        self._rows: dict[Party, Row] = {None: self.common}  # the next to be served is first
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
@@ -51,7 +51,7 @@ class TenantParts(Generic[Row]):
         return list(self._rows.values())
 
     def place(self, holder: Party) -> tuple[Party, Row]:
-        """Return where a new entry of a holder belongs: (whom to tell of, row)."""
+        """Return where a new entry of a holder belongs: (party, row)."""
         if not self._bound.names(holder):
             return None, self.common
         row = self._rows.get(holder)

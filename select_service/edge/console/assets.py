@@ -44,7 +44,7 @@ SAFE: Final = (*_COMMON, (b"content-security-policy", _POLICY))
 
 
 class Assets:
-    """The files by name, in memory once somebody has opened the page: 0.2 MB, of /docs 2 MB."""
+    """The files by name, in memory once the page was opened: 0.2 MB, of /docs 2 MB."""
 
     def __init__(self, folder: Path = CONSOLE) -> None:
         """Read the files of a page."""

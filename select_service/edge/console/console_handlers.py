@@ -1,6 +1,6 @@
 """The handlers under /console. Loaded with the first request to them; read-only.
 
-Changes go through the routes of the API, like everybody's.
+Changes go through the routes of the API.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ T = TypeVar("T")
 _log = logging.getLogger("select_service")
 
 AGAIN_S: Final = 0.5
-"""How often workers in their grace, or registered by somebody else, are checked again."""
+"""How often workers in their grace, or registered by another source, are checked again."""
 
 
 class WorkerCallbacks(NamedTuple):
@@ -58,7 +58,7 @@ class WorkerFollower:
         source: what it follows.
         roster: which of the source's workers are in their grace.
         named: workers the source names at present, and that may be chosen.
-        conflicts: how many of these somebody else has registered.
+        conflicts: how many of these another source has registered.
         refused: how many of these the catalog has refused.
         left_out: workers named beyond the limit.
         is_settled: whether everything seen at the first look is registered.

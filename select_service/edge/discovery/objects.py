@@ -371,7 +371,7 @@ def _pairs(said: Mapping[str, str], key: str) -> dict[str, str]:
 
 
 class WorkerIdClaims:
-    """Who has which id, over time.
+    """Which object has which id, over time.
 
     Attributes:
         shared: the pods that were refused an id at the last look, by id.

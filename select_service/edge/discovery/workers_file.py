@@ -1,4 +1,4 @@
-"""Workers from a JSON file that somebody else writes, followed as it changes.
+"""Workers from a JSON file that another program writes, followed as it changes.
 
 The file is polled, not watched: that works on every file system and for every way of replacing it,
 including a ConfigMap's symlinks. A file that is unreadable or has any invalid worker changes
@@ -90,7 +90,7 @@ class WorkersFile(DiscoverySource[dict[int, WorkerSpec]]):
         return signature, workers
 
     def _tell_unknown(self, unknown: list[str]) -> None:
-        """Log the members that nobody reads, which may be misspelled; once while they stay."""
+        """Log the members that are not read, which may be misspelled; once while they stay."""
         before, self._unknown = self._unknown, unknown
         if unknown and unknown != before:
             names = ", ".join(map(repr, unknown[:_NAMED]))

@@ -111,7 +111,7 @@ class Driver(
             edge_limits: bounds of the parts around the core.
             options: optional parts (keeper, security, tracing, recording); `close` closes them.
             policies: the parsed policy file, or why it cannot be used.
-            admission: who is admitted at all.
+            admission: which requests are admitted.
             trust: when an index counts for less.
             shadow: weights evaluated alongside without effect; None: none.
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.

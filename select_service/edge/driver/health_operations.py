@@ -55,7 +55,7 @@ class HealthOperations(CoreCalls):
         if limits.interval_s:
             self._examining += (loop.create_task(self._examine()),)
         if limits.probe_workers:
-            from select_service.edge.canary_watch import CanaryWatch  # with httpx, for who asks
+            from select_service.edge.canary_watch import CanaryWatch  # with httpx, if asked for
 
             self._canaries = CanaryWatch(self.core, self.addresses, self._clock)
             self._examining += (loop.create_task(self._canaries.watch()),)

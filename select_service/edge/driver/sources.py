@@ -59,7 +59,7 @@ class EventSources:
         credentials: Credentials | None = None,
         recording: Recording | None = None,
     ) -> None:
-        """Listen to nobody yet.
+        """Listen to none yet.
 
         Args:
             turn: to tell the core of a refused source.

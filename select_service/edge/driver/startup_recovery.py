@@ -52,7 +52,7 @@ class StartupRecovery:
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_fleet_known: Callable[[], bool] = lambda: True
-        self._untold: list[EventStream] | None = None  # None: it is not known yet who there is
+        self._untold: list[EventStream] | None = None  # None: not known yet
 
     @property
     def is_running(self) -> bool:

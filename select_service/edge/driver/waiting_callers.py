@@ -1,6 +1,6 @@
 """Callers whose request waits for capacity: a future per caller, one timer for the next deadline.
 
-The core keeps the queue and says who has an answer; this file delivers the answer. A caller that
+The core keeps the queue and says which callers have an answer; this file delivers it. A caller that
 disconnects is removed from the queue, and nothing stays booked for it unless a lease says so.
 """
 
@@ -24,7 +24,7 @@ class WaitingCallers:
     """The waiting callers of one driver."""
 
     def __init__(self, turn: CallContext, withdraw: Callable[[object, int], None]) -> None:
-        """Start with nobody waiting.
+        """Start without callers.
 
         Args:
             turn: to refuse requests that have waited too long.

@@ -206,7 +206,7 @@ def body_pieces(kind: str, body: bytes, *, is_last: bool) -> Iterator[Any]:
 
 
 def status_of(error: ServiceError) -> int:
-    """Return the status of a refusal as the protocol has it: 429 shed, 503 nobody to serve it."""
+    """Return the status of a refusal as the protocol has it: 429 shed, 503 no worker for it."""
     if isinstance(error, AdmissionRefused | QueueFull):
         return _SHED
     return error.status if error.status < _SERVER_ERROR else _UNAVAILABLE

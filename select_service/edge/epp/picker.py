@@ -1,7 +1,7 @@
 """From a prompt to a worker's endpoint: the driver chooses and books, as for `/select_and_reserve`.
 
 Nothing is decided here. A request is put into the words of the API, the answer into those of the
-endpoint picker's protocol. A prompt without tokens is booked under hashes that nobody has, so that
+endpoint picker's protocol. A prompt without tokens is booked under hashes that no rank has, so that
 its length counts and nothing matches.
 """
 
@@ -87,7 +87,7 @@ class Picker:
         """Choose a worker and book it; cancelling books nothing.
 
         Raises:
-            ServiceError: nobody may take it, or not now.
+            ServiceError: no worker may take it, or not now.
         """
         driver = self._driver
         if driver.keeper is not None:
@@ -165,7 +165,7 @@ class Picker:
     # -- after the choice --------------------------------------------------------------------------
 
     def served(self, choice: Choice, endpoint: str) -> None:
-        """The gateway says who serves the request: the reservation moves there."""
+        """The gateway says which worker serves the request: the reservation moves there."""
         if endpoint == choice.endpoint:
             self._traffic.served["chosen"] += 1
             return
@@ -199,7 +199,7 @@ class Picker:
         """The response has begun, or goes on: the reservation lives, without its prefill.
 
         Returns:
-            False: it had ended; it expired, or somebody else has ended it.
+            False: it had ended; it expired, or another caller has ended it.
         """
         try:
             self._driver.prefill_complete(choice.reservation_id)

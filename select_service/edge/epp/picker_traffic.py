@@ -12,7 +12,7 @@ PROMPTS: Final = ("token_ids", "tokenized", "cached", "load_alone")
 """
 
 SERVED: Final = ("chosen", "moved", "unknown")
-"""Whom the gateway named as the endpoint that served a request: the chosen one, another worker, to
+"""What the gateway named as the endpoint that served a request: the chosen one, another worker, to
 which the reservation moved, or none that is known."""
 
 _LIMITS: Final = (

@@ -115,7 +115,7 @@ class ProcessingStream:
                 self._request_mode = message.protocol_config.request_body_mode
                 self._response_mode = message.protocol_config.response_body_mode
         if message.observability_mode:
-            return []  # nobody listens to an answer
+            return []  # no answer is awaited
         self._note_subset(message)
         handle = getattr(self, f"_{kind}")
         answers: list[Any] = await handle(message)
@@ -126,7 +126,7 @@ class ProcessingStream:
         self._drop_body()
         if not self._is_done and self._choice is not None:
             self._traffic.broken += 1
-            self._finish("cancelled")  # by its client, or an engine: nobody knows
+            self._finish("cancelled")  # by its client, or an engine: that is not known
 
     # -- the request -------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Application:
             traffic: counts.
             max_body_bytes: longer bodies are refused.
             access_log: whether every request is logged.
-            authority: checks tokens; None: everybody may do everything.
+            authority: checks tokens; None: all may do everything.
             console: of the console, if there is one.
             tracer: is told of every request; None: nothing is traced.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ClientGoneError(Exception):
-    """The client disconnected; there is nobody to answer."""
+    """The client disconnected; no answer is possible."""
 
 
 def has_no_body(head: Head, scope: Scope) -> bool:

@@ -110,7 +110,7 @@ class HttpConnection(RequestParser):
         super().connection_made(transport)
         if self._is_reserved:
             self._is_between = False
-        # accepted while the port was closing: nobody else would close it
+        # accepted while the port was closing: nothing else would close it
         if self.application.is_leaving:
             transport.close()
 
@@ -280,7 +280,7 @@ class HttpConnection(RequestParser):
             if self.exchange is not None and not self._upgrading:
                 self.exchange.feed(body)
         elif self._call.route.takes is None:
-            return  # nobody reads it: buffering it would let strangers use our memory
+            return  # it is not read: buffering it would let strangers use our memory
         # chunked, so not announced
         elif len(self._body) + len(body) > self.application.max_body_bytes:
             self._call, body, self._body = None, bytes(self._body) + body, b""

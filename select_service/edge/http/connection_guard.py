@@ -61,7 +61,7 @@ _REFUSAL_HEAD: Final = (
 )
 
 _NEWCOMERS: Final = 8
-"""A share of --connections-max (one in so many) is there for clients that nobody knows yet, even
+"""A share of --connections-max (one in so many) is there for clients that are not known yet, even
 where all of it is promised to tenants: theirs among them."""
 
 _TOO_MANY: Final = "too many open connections"
@@ -173,7 +173,7 @@ class GuardedConnection(asyncio.Protocol):
             self._turn_away(refusal, linger=False)
 
     def _reserve(self) -> bool:
-        """Take a reserved place, if there is one or somebody can leave it."""
+        """Take a reserved place, if there is one or another can leave it."""
         reserve = cast("dict[GuardedConnection, None]", self.counts.reserve)
         if len(reserve) >= RESERVED_MAX:
             leaving = next((one for one in reserve if not one.hears), None)
@@ -221,7 +221,7 @@ class GuardedConnection(asyncio.Protocol):
         return has_room
 
     def refuse_for(self, tenant: Party) -> NoReturn:
-        """Refuse the request, and close: whoever sends it has as many connections as it may."""
+        """Refuse the request, and close: its client has as many connections as it may."""
         self._count_refusal()
         tenants, crowded = self.counts.tenants, None
         if tenants is not None and self._beyond == "refused":
@@ -296,7 +296,7 @@ class GuardedConnection(asyncio.Protocol):
     # -- deadlines -----------------------------------------------------------------------------
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Do not count time in which the process stood still: nobody read what the client sent.
+        """Do not count time in which the process stood still: it did not read what the client sent.
 
         Args:
             seconds: how late the next `sweep` is.
@@ -327,7 +327,7 @@ class GuardedConnection(asyncio.Protocol):
                 self.counts.write_timeouts += 1
                 self._abort()
         elif self.flow.read_paused or self.flow.is_held:
-            self._since = now  # it is we who do not read
+            self._since = now  # we do not read
         elif self.phase is Phase.HEAD:
             self._sweep_head(now)
         elif self.phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:

@@ -64,7 +64,7 @@ class Exchange:
     """A request, as far as it has arrived, and its answer, as far as it has been sent.
 
     Attributes:
-        disconnected: nobody will receive the answer.
+        disconnected: the answer will not be received.
         keep_alive: whether the connection stays open after it.
         more_body: whether more of the request's body is to come.
         response_started: the head of the answer is out.
@@ -116,7 +116,7 @@ class Exchange:
     # -- from the client -----------------------------------------------------------------------
 
     def feed(self, body: bytes) -> None:
-        """Take a piece of the body; nobody reads it once the answer is out."""
+        """Take a piece of the body; it is not read once the answer is out."""
         if self.response_complete:
             return
         self._body += body
@@ -131,7 +131,7 @@ class Exchange:
             self._event.set()
 
     def disconnect(self) -> None:
-        """Note that nobody will receive the answer, unless it is out."""
+        """Note that the answer will not be received, unless it is out."""
         if not self.response_complete:
             self.disconnected = True
         self._event.set()

@@ -30,7 +30,7 @@ class FieldText(NamedTuple):
 
 
 def text_of(kind: type, field: str) -> FieldText | None:
-    """Return what a field means; None: nobody says it."""
+    """Return what a field means; None: that is not said."""
     for one in kind.__mro__:
         module = inspect.getmodule(one)
         found = None if module is None else _texts(module).get((one.__name__, field))

@@ -4,7 +4,7 @@ Asyncio would not show us a connection before its handshake is complete: no limi
 while it holds a descriptor and some 60 KB until it times out. So connections are accepted here,
 where their address is known. At the limit, the longest-running handshake is dropped: a handshake
 takes milliseconds, and idle connections must not lock out legitimate clients, least of all the one
-who can change the limit.
+which can change the limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Handshakes:
         limits: ConnectionLimits,
         counts: Connections,
     ) -> None:
-        """Accept nobody yet.
+        """Accept no connection yet.
 
         Args:
             listeners: bound sockets, with the factory of protocols for clients after their
@@ -117,7 +117,7 @@ class Handshakes:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return False
             except OSError as error:
-                _log.error("nobody is let in for a second: %s", error)
+                _log.error("no connection is accepted for a second: %s", error)
                 self._pause()
                 if self._again is None:
                     self._again = asyncio.get_running_loop().call_later(WAIT_S, self._listen)

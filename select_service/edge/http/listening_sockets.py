@@ -43,7 +43,7 @@ class CannotListenError(Exception):
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Bind without listening: nobody is accepted before the service has started."""
+    """Bind without listening: no client is accepted before the service has started."""
     listeners = bind_tcp(host, port)
     for one in listeners:
         _probe_when_silent(one)
@@ -67,7 +67,7 @@ def _probe_when_silent(listener: socket.socket) -> None:
 
 
 class UnixSocket:
-    """A socket file that exists only while somebody listens.
+    """A socket file that exists only while it is listened on.
 
     It is bound under a temporary name and renamed by `appear`: clients never meet a file that
     refuses them or has the wrong mode, and a dead process's file is replaced atomically. A live

@@ -34,7 +34,7 @@ class Negotiation:
 
         Args:
             api: serves those.
-            authority: checks tokens; None: everybody may do everything.
+            authority: checks tokens; None: all may do everything.
         """
         self._api, self._authority = api, authority
         self._apis: dict[tuple[Format, bytes | None, Grant | None], Api] = {

@@ -462,7 +462,7 @@ def _done(route: Route[Handler], content: dict[str, object]) -> dict[str, object
     if route.answers is not None:
         text = '`299 - "unknown parameter: ..."` when the query names what the route does not know.'
         if route.takes is not None:
-            text = '`299 - "unknown field: ..."` when the body has fields nobody knows; ' + text
+            text = '`299 - "unknown field: ..."` when the body has unknown fields; ' + text
         done["headers"] = {"Warning": {"description": text, "schema": {"type": "string"}}}
     if route.status_again is None:
         return {str(route.status): done}

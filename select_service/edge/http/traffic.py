@@ -145,7 +145,7 @@ class ConsoleTraffic:
         self.clients = 0  # pages kept up to date
         self.refused = 0  # over --console-clients-max
         self.dropped = 0  # too slow to read their updates
-        self.rounds = 0  # updates sent to somebody
+        self.rounds = 0  # updates sent to any page
         self.faults = 0  # updates that failed through a bug
 
 

@@ -90,8 +90,8 @@ class Metrics:
     async def render(self) -> tuple[bytes, str]:
         """Return (text, content type), read in slices of the event loop after this was called.
 
-        Who scrapes while somebody does waits for the next text, which all who wait share: two are
-        never rendered at a time. A text that nobody waits for any more is given up.
+        A scrape during another waits for the next text, which all that wait share: two are
+        never rendered at a time. A text that is no longer waited for is given up.
         """
         scrape = self._next
         if scrape is None:
@@ -103,7 +103,7 @@ class Metrics:
             self._traffic.scrapes -= 1
 
     async def render_next(self) -> bytes:
-        """Render the text of all who have asked until it is begun."""
+        """Render the text for all that asked before it is begun."""
         async with self._rendering:
             self._next = None
             # Reads /proc for every open file: 4 ms with those of 1,000 workers.
@@ -119,7 +119,7 @@ class Metrics:
             return b"".join(pieces)
 
     def forget(self, scrape: _Scrape) -> None:
-        """Let nobody join a scrape that is given up."""
+        """Let no other join a scrape that is given up."""
         if self._next is scrape:
             self._next = None
 
@@ -136,7 +136,7 @@ class _Scrape:
         self._task = asyncio.get_running_loop().create_task(metrics.render_next())
 
     async def text(self) -> bytes:
-        """Wait for it. The last who goes ends it."""
+        """Wait for it. The last to go ends it."""
         self._waiting += 1
         try:
             return await asyncio.shield(self._task)

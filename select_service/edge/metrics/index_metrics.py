@@ -129,7 +129,7 @@ _EVENTS: Final[tuple[MetricRow[StreamCounters], ...]] = (
     ),
     total(
         "kv_unusable_batches",
-        "Of these, the ones that were too long, or that nobody could read.",
+        "Of these, the ones that were too long, or could not be read.",
         lambda counted: counted.unusable_batches,
     ),
     total(

@@ -60,7 +60,7 @@ def by_scope(
 
 
 class ScopeGroups(Collector):
-    """Who gets series in the scrape under way: read once, by all who tell of scopes.
+    """Which scopes get series in the scrape under way: read once, for all that show scopes.
 
     Attributes:
         found: up to `scopes_max` scopes by themselves, and the rest together.
@@ -77,7 +77,7 @@ class ScopeGroups(Collector):
 
     @override
     def collect(self) -> Steps:
-        """Look who there is; says nothing. O(partitions + streams).
+        """Look which there are; says nothing. O(partitions + streams).
 
         A scope that happens to be called like the rest is always part of it: a series must not
         come twice.

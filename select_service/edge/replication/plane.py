@@ -100,7 +100,7 @@ class ReplicaConnections:
         keys: ReplicaKeys | None = None,
         passport: ClientCredentials | None = None,
     ) -> None:
-        """Bind, and listen to nobody yet.
+        """Bind, and listen to none yet.
 
         Args:
             port: of the PUB socket, on every interface.

@@ -1,6 +1,6 @@
 """Authorization: maps the credentials of a request to a grant, or to the reason there is none.
 
-Without a token file everybody may do everything. A grant is decided once per block of header lines
+Without a token file all may do everything. A grant is decided once per block of header lines
 that `http/connection.py` remembers, so a reload notifies everyone who remembers any. `tokens.py`
 knows the file, `tenancy/tenant_view.py` restricts requests whose token is bound to tenants.
 """

@@ -38,7 +38,7 @@ FULL: Final = 0.7
 LATE_DOUBT: Final = 0.002
 """Where times between tokens are beyond the target, lower loads are taken to be faster as far as
 loads did not differ by more than this; see `rank_speeds.DOUBT`, which counts where that still says
-that no load meets the target. Nobody has seen that none does."""
+that no load meets the target. That none does was not seen."""
 WAITS: Final = 2.0
 """Requests whose tokens took so many times as long as steps of their ranks waited for a place."""
 WAITS_LEAST_S: Final = 1.0
@@ -162,7 +162,7 @@ class KnownEngines:
     """What is known of engines besides their lines; kept over restarts."""
 
     kv_tokens: float | None = None
-    """Of a rank, as registered; None: nobody has told."""
+    """Of a rank, as registered; None: not told."""
     room: float | None = None
     """Tokens that a rank had in its batch while requests waited for a place in it; None: none was
     ever full."""

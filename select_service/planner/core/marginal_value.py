@@ -63,7 +63,7 @@ class Table(NamedTuple):
             f"have to be worth {asked:.2g}"
         )
         if count > self.best(told, price):
-            words += f"; who is there stays while worth {KEPT:.0%} of its price"
+            words += f"; an engine there stays while worth {KEPT:.0%} of its price"
         return words
 
     def _best(self, told: Floats, price: float) -> NDArray[np.intp]:

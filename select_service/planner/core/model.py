@@ -2,7 +2,7 @@
 
 The slow loop forecasts and sizes, the fast one looks at the current load and may only add; where
 the past shows how traffic continues from here, that decides instead (`analog_forecast.py`), and a
-fixed number where nobody can follow (`steady_fleet.py`).
+fixed number where nothing can follow (`steady_fleet.py`).
 `fleet_plan.py` calls both loops.
 """
 
@@ -182,7 +182,7 @@ class PlannedModel(ModelNeeds):
         """Plan without lengths: no request has come yet, or their lengths are unknown."""
         untold = self.demand.untold
         if untold:
-            self._hold_to_learn(told, f"nobody has told any {' and '.join(untold)}")
+            self._hold_to_learn(told, f"no source reports any {' and '.join(untold)}")
             return
         for pool in self.pools:
             pool.hold(0)

@@ -77,7 +77,7 @@ class Leaving:
     def want(self, desired: int, surplus: int, now: float) -> dict[str, int]:
         """Note that `desired` replicas exist, of which `surplus` are too many.
 
-        If `desired` fell since the last call, ready workers go, whoever lowered it: the API
+        If `desired` fell since the last call, ready workers go, whatever lowered it: the API
         server's answer to us may have been lost. Workers named beyond `surplus` stay, the last
         named first.
 
@@ -179,6 +179,6 @@ class Leaving:
     def check(self) -> None:
         """Assert all invariants."""
         ids = [*self.named, *self.staying, *self._gone]
-        assert len(set(ids)) == len(ids), "nobody is in two lists, or twice in one"
-        assert set(self.named) <= self._named_at.keys(), "of everybody it is known since when"
+        assert len(set(ids)) == len(ids), "none is in two lists, or twice in one"
+        assert set(self.named) <= self._named_at.keys(), "of all it is known since when"
         assert self._found <= self._gone.keys()

@@ -119,7 +119,7 @@ class StabilizationWindow:
             ready = current - starting
             if ready < patient < longest:
                 return current, f"{starting} are starting: nothing is taken away meanwhile"
-            kept = max(patient, ready)  # who serves goes later
+            kept = max(patient, ready)  # those that serve go later
             given_up = f"{current - kept} of {starting} that have not started are given up"
             return kept, f"{given_up}: {ready} are ready, and {patient} do"
         if patient < current - limits.step_down:

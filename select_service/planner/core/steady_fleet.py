@@ -101,7 +101,7 @@ class SteadyFleet:
         self._forget()
 
     def skip(self, seconds: float) -> None:
-        """Let time pass in which nobody counted."""
+        """Let time pass in which nothing was counted."""
         self._clock_s += max(0.0, seconds)
         self._forget()
 
@@ -155,7 +155,7 @@ class SteadyFleet:
         self._engines = {}
         for pool, late in late_of.items() if self._is_holding else ():
             fewest = self._fewest(counts, late, 1.0)
-            if fewest < before.get(pool, 0):  # who is there goes only where clearly fewer do
+            if fewest < before.get(pool, 0):  # engines go only where clearly fewer do
                 fewest = min(before[pool], self._fewest(counts, late, _SPARED))
             self._engines[pool] = fewest
 
@@ -213,7 +213,7 @@ class SteadyFleet:
         now = int(np.searchsorted(counts.end_s, begin_s, side="right"))
         now = min(now, len(counts.end_s) - 1)
         seconds = float(counts.seconds[now:].sum())
-        if now <= 0 or seconds < self._start_s / 2:  # before that nobody counted
+        if now <= 0 or seconds < self._start_s / 2:  # before that nothing was counted
             return False
         rate = float(counts.requests[now:].sum()) / seconds
         return rate > _SURPASSED * float(self._course(counts)[:now].max())

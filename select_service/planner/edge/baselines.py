@@ -282,7 +282,7 @@ class Contest:
         self.fixed.told = lambda _: None
 
 
-# Who knows the future: the yardstick that keeps the target with few GPU-hours. An oracle plans
+# What knows the future: the yardstick that keeps the target with few GPU-hours. An oracle plans
 # every half minute of the trace and orders engines in time. Its first plan is lean: what the half
 # minute's requests need on average. Where that made too many late it is repaired, until the replay
 # itself shows that the target is kept.

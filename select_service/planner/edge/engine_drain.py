@@ -114,7 +114,7 @@ class EngineDrain:
             if self._said.get(pool) != said:  # once, not at every look
                 _log.warning("%s: %s", pool, said)
             self._said[pool] = said
-            nobody_knows = dict.fromkeys(leaving.named, "nobody knows what is in flight")
+            nobody_knows = dict.fromkeys(leaving.named, "it is not known what is in flight")
             why = leaving.let_go(nobody_knows, surplus, now, self._most_s)
             why = f"{said}; {why}" if why else ""
         if not why:
@@ -243,5 +243,5 @@ def _is_ours(worker: MergedWorker, pool: PoolKey) -> bool:
 
 
 def _may_drain(worker: MergedWorker, pool: PoolKey) -> bool:
-    """Whether its drain is ours to begin or end: nobody else drains it at any selector."""
+    """Whether its drain is ours to begin or end: no other drains it at any selector."""
     return all(why is None or why.startswith(_begins(pool)) for why in worker.drains)

@@ -1,6 +1,6 @@
 """Fleets that never change: the baselines that any scaling has to beat, known only afterwards.
 
-Who reads a trace to its end can say which fixed fleet would have kept the target with the fewest
+A reader of the whole trace can say which fixed fleet would have kept the target with the fewest
 GPUs. A planner that costs more, or serves fewer in time, is worse than no planner. The frontier
 tells for every price how many requests a fixed fleet serves in time.
 """

@@ -243,7 +243,7 @@ class Loop:
                 self._read_back.add(pool)
             elif asked is not None and pool in self._read_back:
                 words = f"{asked} were asked for, it says {state.desired}"
-                found.append(f"{pool}: somebody else scales it: {words}")
+                found.append(f"{pool}: something else scales it: {words}")
                 del self._asked[pool]
         self.counts.overrides += len(found)
         for words in found:

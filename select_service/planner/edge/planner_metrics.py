@@ -88,7 +88,7 @@ def _observed(one: _Model) -> dict[str, float]:
         return {}
     found = {name: number_of(getattr(one.window, name)) for name in _OBSERVED}
     if isinstance(one.window.requests, Idle):
-        found["requests"] = 0.0  # a number; lengths and times that nobody had are none
+        found["requests"] = 0.0  # a number; lengths and times without requests are none
     return {name: number for name, number in found.items() if number is not None}
 
 
@@ -186,7 +186,7 @@ _LOOP: Final[tuple[MetricRow[Loop], ...]] = (
     ),
     total(
         "overrides",
-        "Replica counts that somebody else changed.",
+        "Replica counts that another one changed.",
         lambda loop: loop.counts.overrides,
     ),
     total(
@@ -226,7 +226,7 @@ _DRAINS: Final[tuple[MetricRow[EngineDrain], ...]] = (
     ),
     total(
         "drain_failures",
-        "Turns that nobody could be asked.",
+        "Turns in which no source could be asked.",
         lambda drain: drain.failures,
     ),
 )

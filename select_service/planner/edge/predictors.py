@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms for this many
 _REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
 _REFIT_PROPHET: Final = 1
-_STEPS_MOST: Final = 10  # intervals ahead; nobody asks for more
+_STEPS_MOST: Final = 10  # intervals ahead; more are not asked for
 _SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
 # Ways in which a fit may fail without a bug of ours: too little variance, no convergence.
 _FAILURES: Final = (TimeoutError, ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)

@@ -51,5 +51,5 @@ def _reach(what: str, address: str) -> None:
         socket.create_connection((host, port), REACHED_WITHIN_S).close()
     except OSError as error:
         raise SettingsError(
-            f"{what} needs a Ray cluster to join: nobody answers at RAY_ADDRESS={address}: {error}"
+            f"{what} needs a Ray cluster to join: none answers at RAY_ADDRESS={address}: {error}"
         ) from error

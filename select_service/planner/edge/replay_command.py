@@ -60,7 +60,7 @@ class Replayed(NamedTuple):
 
     results: list[Result]
     frontier: list[FixedPoint]
-    """What fixed fleets attain, cheapest first; empty: nobody asked for static."""
+    """What fixed fleets attain, cheapest first; empty: static was not asked for."""
     target: float
     """Share of requests that are to be in time."""
     is_whole: bool = True
@@ -291,7 +291,7 @@ def _frontier(replayed: Replayed) -> str:
 
 
 def verdict(replayed: Replayed) -> str:
-    """Say in a sentence who does best, and how the planner compares with fixed fleets."""
+    """Say in a sentence which does best, and how the planner compares with fixed fleets."""
     results = replayed.results
     real = [one for one in results if one.name != "oracle"] or list(results)
     most = max(one.attainment for one in real)

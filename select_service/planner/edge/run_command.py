@@ -259,7 +259,7 @@ def _expect_speeds(settings: RunSettings, models: list[ModelSettings]) -> None:
     """Check that the speed of each model's engines can be known.
 
     Raises:
-        SettingsError: there is no profile, and nobody who measures.
+        SettingsError: there is no profile, and no selector that measures.
     """
     learns = settings.metrics_source == "selector"
     if settings.metrics_source == "prometheus":
@@ -351,7 +351,7 @@ def _source(settings: RunSettings) -> TrafficSource:
 
 
 def _prometheus(settings: RunSettings) -> PrometheusSource:
-    """Return the source that asks Prometheus, as who we are and whom we trust.
+    """Return the source that asks Prometheus, with our credentials and trust.
 
     Raises:
         SettingsError: a file cannot be used, or the proxy of the environment.
@@ -442,9 +442,9 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 
     if not settings.selector:
-        raise SettingsError("--drain needs --selector URL: the selectors are told who goes")
+        raise SettingsError("--drain needs --selector URL: the selectors are told which engines go")
     if not isinstance(connector, KubernetesConnector | VirtualConnector):
-        raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
+        raise SettingsError(f"--drain: which ones go is not ours to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
     _bearer(settings.token_file)  # an unusable file is an error now
     file = settings.token_file

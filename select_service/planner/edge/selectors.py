@@ -134,7 +134,7 @@ class SelectorFleet:
             self._left,
             [one for url, one in known.items() if url not in self._clients],
         )
-        for client in left:  # not those that somebody may be using right now
+        for client in left:  # not those that may be in use right now
             await client.aclose()
 
     async def workers(
@@ -228,7 +228,7 @@ class SelectorFleet:
     ) -> tuple[list[_T | None], list[SelectorError]]:
         """Call every selector; return the answers, and why those that are waited for gave none.
 
-        Of an unknown subject the answer is None. If nobody answers, all are waited for.
+        Of an unknown subject the answer is None. If no selector answers, all are waited for.
         """
         asked = dict(self._clients)
         told = await asyncio.gather(
@@ -298,7 +298,7 @@ def _host(record: _Record) -> str:
 def _why(record: _Record) -> str | None:
     """Return the reason of a drain, perhaps empty; None: no drain.
 
-    A worker that only its source holds back, because it is not ready, is nobody's drain.
+    A worker that only its source holds back, because it is not ready, is not drained.
     """
     for one in record.not_schedulable_reasons:
         if one.startswith(DRAINING):

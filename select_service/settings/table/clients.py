@@ -1,4 +1,4 @@
-"""Where clients come in, and who may do what."""
+"""Where clients come in, and what each may do."""
 
 from typing import Annotated, Final
 
@@ -53,7 +53,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     uds_mode: Annotated[
         str,
         file_mode().static(env="SELECT_SERVICE_UDS_MODE"),
-        "permissions of the socket's file; whoever may write to it may connect",
+        "permissions of the socket's file; a user that may write to it may connect",
     ] = "0660"  # connecting takes write permission on the file
     side_port: Annotated[
         int | None,
@@ -246,7 +246,7 @@ class EndpointPickerSettings(ListeningSettings, frozen=True, kw_only=True):
 
 
 class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
-    """Who may do what, and where the service itself may connect."""
+    """What clients may do, and where the service itself may connect."""
 
     token_file: Annotated[
         str | None,

@@ -56,7 +56,7 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     kv_orphan_blocks_max: Annotated[
         int,
         count(0).live("index_orphan_blocks"),
-        "blocks of a scope that wait for a parent nobody has announced; the oldest give way",
+        "blocks of a scope that wait for a parent that was not announced; the oldest give way",
     ] = _STREAMS.orphan_blocks_max
     kv_source_blocks_max: Annotated[
         int,

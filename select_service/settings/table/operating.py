@@ -1,4 +1,4 @@
-"""Who there is, what outlives the process, and what it says of itself."""
+"""Workers and replicas, what outlives the process, and what it says of itself."""
 
 from typing import Annotated, Final
 

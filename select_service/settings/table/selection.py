@@ -84,7 +84,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         float,
         number(0.0, 1.0, metavar="SHARE").live("tenant_bound_refused_total"),
         "share of every bound that is kept for the tenants of the token file, each an equal "
-        "part of it that nobody else can use up; 0 = none, first come first served",
+        "part of it that no other can use up; 0 = none, first come first served",
     ] = _CORE.tenant_share
     lease_copies_max: Annotated[
         int,

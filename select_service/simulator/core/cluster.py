@@ -204,7 +204,7 @@ class Cluster:
         for fleet_worker in self._fleet_workers.values():
             worker = fleet_worker.worker
             assert not worker.pool.used, f"worker {worker.worker_id} holds blocks"
-            assert fleet_worker.state != "draining", "who drains and has nothing to do goes"
+            assert fleet_worker.state != "draining", "a draining worker without work goes"
         # delayed messages to routers are still on their way
         self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)
         self.router.check()

@@ -364,7 +364,7 @@ def _reason(answer: Selection, best_tokens: int | None) -> str:
     if best_tokens is None:
         return "after waiting"
     if not best_tokens:
-        return "nobody holds any"
+        return "no rank holds any"
     if answer.overlap.longest_matched >= best_tokens:
         return "longest prefix"
     return "load before prefix"

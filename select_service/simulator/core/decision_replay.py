@@ -111,7 +111,7 @@ class DecisionReplay:
         self._ledger = RecordedLedger(capacity)
         self._trust = RecordedTrust()
         if fleet.block_size < 1:
-            raise BadRecording("nobody said how long a block is")
+            raise BadRecording("it does not say how long a block is")
         partition = self.partition = Partition(
             fleet.scope,
             cast("KvIndex", self._index),
@@ -382,7 +382,7 @@ class _RecordedPlan(BatchPlan):
         """Price a member by its recorded matches."""
         told = self._looked.get(member.number)
         if told is None:
-            raise BadRecording(f"nobody looked up the prompt of member {member.number}")
+            raise BadRecording(f"no lookup of the prompt of member {member.number}")
         self._replay.show(*told)
         return super()._price(member)
 
@@ -394,7 +394,7 @@ def recorded_choice(decision_replay: DecisionReplay, item: Decided) -> ReplayCho
     if item.is_threshold:
         return ReplayChoice("cache_threshold", None)
     if item.rows is None or item.slot < 0:
-        raise BadRecording("a decision for nobody, and no refusal")
+        raise BadRecording("a decision for no rank, and no refusal")
     if item.pair is not None and item.pair.couple is not None:
         prefill, decode = item.pair.couple
         return ReplayChoice(

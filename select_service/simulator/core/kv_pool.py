@@ -208,7 +208,7 @@ class KvPool:
             if self._held.get(block) == mark
         ]
         unused = [block for block, users in self._held.items() if users <= 0]
-        assert sorted(kept) == sorted(unused), "who is not used can go, once"
+        assert sorted(kept) == sorted(unused), "unused blocks can go, once"
 
 
 class CommonCache:

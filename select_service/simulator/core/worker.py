@@ -460,6 +460,6 @@ class EngineWorker:
         assert self._phases == sorted(self._phases)
         assert (self.due == _NEVER) == (not self._running)
         if not self._running:
-            assert not self.pool.used, "nobody runs, and nothing is held"
-            assert not self.waiting, "an idle engine lets in who waits"
+            assert not self.pool.used, "nothing runs, and nothing is held"
+            assert not self.waiting, "an idle engine lets in what waits"
             assert not self._kv_tokens

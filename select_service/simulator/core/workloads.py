@@ -307,7 +307,7 @@ class SessionWorkload:
     def _first_requests(self, rng: random.Random) -> list[ClientRequest]:
         """Return the first request of each user of a closed loop, last first.
 
-        Users come within a second, not all at once; who thinks for less time asks sooner.
+        Users come within a second, not all at once; one that thinks for less time asks sooner.
         """
         times = sorted(rng.random() for _ in range(self._settings.users))
         begun = [self._begin(now) for now in times if self._left > 0]

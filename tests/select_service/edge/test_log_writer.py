@@ -61,7 +61,7 @@ def test_lines_that_nobody_reads(pipe: tuple[int, int]) -> None:
     assert lost == LOST["blocked"] - before > 0
     assert [line.split()[0] for line in kept] == [str(number) for number in range(len(kept))]
     say(taker, "again")
-    assert read(reads) == [f"{lost} lines of the log are lost: nobody took them", "again"]
+    assert read(reads) == [f"{lost} lines of the log are lost: they were not read", "again"]
     say(taker, "and again")
     assert read(reads) == ["and again"]
 
@@ -91,7 +91,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.dup2(room, number)
     say(taker, "room again")
     told = (tmp_path / "log").read_text().splitlines()
-    assert told == ["3 lines of the log are lost: nobody took them", "room again"]
+    assert told == ["3 lines of the log are lost: they were not read", "room again"]
     os.close(number)
     os.close(room)
 

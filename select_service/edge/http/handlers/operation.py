@@ -41,7 +41,7 @@ async def _told(api: Api, status: AdmissionStatus, warning: str | None = None) -
 
 @put("/admission", AdmissionStatus, scope="admin", of_process=True, takes=AdmissionChange)
 async def change_admission(api: Api, request: Request) -> Response:
-    """Put another policy in force at once; who waits is judged again."""
+    """Put another policy in force at once; waiting requests are judged again."""
     decoded = api.bodies[AdmissionChange].decode(request.body)
     try:
         status = await api.service.change_admission(decoded.request)
@@ -80,7 +80,7 @@ def forget_threshold(api: Api, request: Request) -> Response:
 
 @get("/config", ConfigStatus, scope="admin", of_process=True)
 def config(api: Api, _: Request) -> Response:
-    """Say what every setting is, who said so, and whether it may change without a restart."""
+    """Say what every setting is, its source, and whether it may change without a restart."""
     assert api.reloading is not None
     return api.writer.reply(api.reloading.describe())
 

@@ -1,4 +1,4 @@
-"""Replicas: who is listened to, and everything another one has to know of this process."""
+"""Replicas: which are listened to, and all that another one has to know of this process."""
 
 from __future__ import annotations
 

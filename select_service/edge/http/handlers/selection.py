@@ -1,6 +1,6 @@
 """Selections: of one worker, of a pair, of a batch; answered at once, or when one is free.
 
-What can be answered at once costs no task: a handler gives an awaitable only where somebody waits,
+What can be answered at once costs no task: a handler gives an awaitable only where a caller waits,
 or where a decision is to be told.
 """
 

@@ -79,7 +79,7 @@ class FileLease:
             opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             if held is not None:
-                return True  # its directory is gone, so nobody else can lock there
+                return True  # its directory is gone, so no other process can lock there
             raise PlannerError(f"{path}: {error.strerror}") from error
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +156,7 @@ def model_locks(
 
 
 def _folder() -> Path | None:
-    """Return a directory nobody else can write to: per login session if possible, or temporary.
+    """Return a directory that no other user can write to: of the login session, or temporary.
 
     None: neither can be written, as in a container whose file system is read-only.
     """

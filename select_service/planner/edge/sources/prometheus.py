@@ -332,7 +332,7 @@ def _samples(rows: Iterable[_Sample]) -> list[ScrapedSample]:
         labels = dict(series)
         at, count = told.get("at", math.nan), told.get("count", math.nan)
         if math.isfinite(at) and math.isfinite(count):
-            # a series that names no target, such as one somebody pushed, is one
+            # a series that names no target, such as one that was pushed, is one
             target = (labels.get("job"), labels["instance"]) if "instance" in labels else series
             samples.append(ScrapedSample(target, series, at, count))
     return samples

@@ -27,8 +27,8 @@ AWAITED: Final = 2.0
 """How many usual distances of its scrapes a target may be late before others go on without it."""
 _SPACING_S: Final = 60.0  # assumed until it is known: Prometheus' default
 _DISTANCES: Final = 4  # of scrapes, by which it is known
-_KNOWN_S: Final = 300.0  # Prometheus tells no older samples; who knows as little begins anew
-_SKEW_S: Final = 60.0  # clocks of two who scrape the same may differ by this much
+_KNOWN_S: Final = 300.0  # Prometheus tells no older samples; beyond them counts begin anew
+_SKEW_S: Final = 60.0  # clocks of two that scrape the same may differ by this much
 
 
 class ScrapedSample(NamedTuple):
@@ -36,7 +36,7 @@ class ScrapedSample(NamedTuple):
 
     target: Hashable
     series: Hashable
-    at: float  # seconds, by the clock of whoever scrapes
+    at: float  # seconds, by the clock of the scraper
     value: float
 
 
@@ -131,8 +131,8 @@ class _Target:
     def due_at(self) -> float:
         """Until when its next sample is waited for.
 
-        Of two who scrape it every second distance is short, and a single long one was not usual: a
-        scrape failed, or nobody could be asked.
+        Of two that scrape it every second distance is short, and a single long one was not usual: a
+        scrape failed, or none could be asked.
         """
         return self.last_at + AWAITED * sorted(self._distances)[-2]
 
@@ -163,8 +163,8 @@ class _Target:
 def _grown(before: float, count: float) -> float:
     """Return how much a counter has grown; one that restarts loses most of what it had.
 
-    It loses little where an earlier count is told later, by another who scrapes it, and where a sum
-    loses a part: that is no growth.
+    It loses little where an earlier count is told later, by another that scrapes it, and where a
+    sum loses a part: that is no growth.
     """
     if count >= before:
         return count - before

@@ -221,7 +221,7 @@ class SelectorSource:
                 yield one
 
     def _answering(self) -> dict[str, SelectorCounters]:
-        """Return who answers, by the id of its process; of several, one that is not new."""
+        """Return the one that answers, by the id of its process; of several, not a new one."""
         found: dict[str, SelectorCounters] = {}
         for one in sorted(self._counters.values(), key=lambda one: one.is_new):
             if one.instance and not one.error:
@@ -307,7 +307,7 @@ class SelectorSource:
             itl_ms=self._mean("demand_itl_seconds", model, requests, 1e3),
             request_s=self._mean("demand_request_seconds", model, requests),
             effective_isl=self._mean("demand_prefill_tokens", model, requests),
-            concurrency=Value(sum(live) / len(live)) if live else Missing("nobody looked"),
+            concurrency=Value(sum(live) / len(live)) if live else Missing("not looked at"),
             isl_mix=from_buckets(self._buckets("demand_isl_tokens_bucket", model)),
             prefill_moments=self._moments("measured_prefill_moments_total", model),
             itl_moments=self._moments("measured_itl_moments_total", model),

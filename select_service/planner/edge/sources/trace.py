@@ -80,7 +80,7 @@ class TraceSource:
     def _next(self, seconds: float) -> Window:
         end = self._start + seconds
         count = sum(one.at_s < end for one in self._requests)
-        if count == len(self._requests):  # nobody knows what would have come in the rest of it
+        if count == len(self._requests):  # it is not known what would have come in the rest of it
             self._requests = []
             return Window(seconds=seconds, requests=Missing("the trace has ended"))
         seen, self._requests = self._requests[:count], self._requests[count:]

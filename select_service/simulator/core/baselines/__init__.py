@@ -20,4 +20,4 @@ IMPOSSIBLE: Final = (OracleRouter, BoundRouter)
 """What no router can be: how much is left to win."""
 
 BEYOND: Final = frozenset(kind.name for kind in IMPOSSIBLE)
-"""Their names: they take no part where a report says who wins."""
+"""Their names: they take no part where a report says which wins."""

@@ -2,7 +2,7 @@
 
 The oracle places each request where it and those already there lose the least, by the engines' own
 latency model: the time to its first tokens, and a share of what it takes from others. It decides
-one request at a time, like everybody: better plans for many together exist.
+one request at a time, like all of them: better plans for many together exist.
 
 The bound is the oracle with one common cache for all workers, as large as theirs together: no
 placement finds more.
@@ -28,7 +28,7 @@ HORIZON_TOKENS: Final = 30
 a load for minutes that is gone in seconds."""
 
 OTHERS: Final = 0.1
-"""What a second of somebody else's counts. Both numbers are the best of some on Mooncake's
+"""What a second of another request counts. Both numbers are the best of some on Mooncake's
 conversation trace."""
 
 

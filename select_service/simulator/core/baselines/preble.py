@@ -2,7 +2,7 @@
 
 More cached than new: the worker that has the most cached, unless it has more than 1.4 times the
 load of the lightest one, which then takes the request. Else the worker of the least cost: computing
-time it was given in the last three minutes, plus what evicting for this prompt will cost those who
+time it was given in the last three minutes, plus what evicting for this prompt will cost those that
 ask for it again, plus this prompt's own time. Times are those of the engine, as if profiled.
 """
 

@@ -113,7 +113,7 @@ def test_a_length_that_was_never_told_takes_no_busy_engine_away(
     for _ in range(8):
         decision = run.slow(_with(name, reading))
         assert run.counts == before
-        words = f"m: nobody has told any {name.upper()}: replicas are held"
+        words = f"m: no source reports any {name.upper()}: replicas are held"
         assert words in decision.reasons
         run.fast(Load(arrived=Value(150.0), seconds=5.0))
         assert run.counts == before
@@ -138,7 +138,7 @@ def test_a_fleet_at_nothing_whose_lengths_nobody_knows_begins_with_one_of_each()
     assert run.counts == (0, 0)
     decision = run.slow(unserved)
     assert run.counts == (1, 1)
-    assert "m: nobody has told any ISL and OSL: one replica each, to learn it" in decision.reasons
+    assert "m: no source reports any ISL and OSL: one replica each, to learn it" in decision.reasons
 
 
 def test_idle_intervals_hold_the_lengths() -> None:

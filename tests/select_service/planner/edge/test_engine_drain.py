@@ -349,7 +349,7 @@ async def test_who_waits_for_gpus_of_those_that_finish_first_floods_nothing(
     ("flags", "says"),
     [
         (["--drain"], "--drain needs --selector URL"),
-        (["--drain", "--selector", "http://s"], "not for us to say with dry-run"),
+        (["--drain", "--selector", "http://s"], "not ours to say with dry-run"),
         (["--selector", "http://s"], "--selector is of --metrics-source selector and of --drain"),
     ],
 )

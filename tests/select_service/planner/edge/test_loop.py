@@ -81,7 +81,7 @@ async def test_who_else_scales_a_pool_is_told() -> None:
     await loop.fast()
     fake.objects[path]["spec"]["replicas"] = asked + 3
     await loop.fast()
-    words = f"m decode: somebody else scales it: {asked} were asked for, it says {asked + 3}"
+    words = f"m decode: something else scales it: {asked} were asked for, it says {asked + 3}"
     assert loop.decisions[-1].reasons[0] == words
     for _ in range(3):
         await loop.fast()

@@ -152,7 +152,7 @@ def test_the_core_sends_a_prompt_where_its_beginning_is() -> None:
     cluster = played(core(), requests, 3)
     assert len({outcome.worker_id for outcome in cluster.outcomes}) == 1
     assert [outcome.cached_tokens for outcome in cluster.outcomes] == [0, 36, 36, 36]
-    assert cluster.reasons == {"nobody holds any": 1, "longest prefix": 3}
+    assert cluster.reasons == {"no rank holds any": 1, "longest prefix": 3}
 
 
 def test_each_decision_has_one_reason_also_after_a_wait() -> None:
@@ -165,7 +165,7 @@ def test_each_decision_has_one_reason_also_after_a_wait() -> None:
 def test_news_that_come_late_are_not_known_yet() -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(2)]
     cluster = played(core(), requests, event_lag_s=60.0)
-    assert cluster.reasons == {"nobody holds any": 2}
+    assert cluster.reasons == {"no rank holds any": 2}
     assert cluster.outcomes[1].cached_tokens == 36, "the engine knows all the same"
 
 
