@@ -180,7 +180,8 @@ class SelectRequest(PromptFields, kw_only=True):
     attempt: U32 = 0
     """How many refusals for the cache, or preemptions, the request has had, e.g. `0`."""
     session_id: str | None = None  # goes where its session's last request went, unless overloaded
-    """Session whose last rank is chosen again, unless that is overloaded, e.g. `"chat-42"`."""
+    """Session whose last rank is chosen again, unless that is overloaded; empty is none, e.g.
+    `"chat-42"`."""
     explain: bool | UnsetType | None = UNSET
     """Whether the answer has the whole record of the decision."""
 

@@ -157,7 +157,7 @@ class MessageApplier:
         """Note a session's rank, if it is here; a name that is refused here is not taken either."""
         scope, rank = Scope(told.model_name, told.tenant_id), (told.worker_id, told.dp_rank)
         place = self._resolver.place(scope, *rank)
-        if place is None or len(told.session_id) > self._limits.id_length_max:
+        if place is None or not 1 <= len(told.session_id) <= self._limits.id_length_max:
             self._counters.ignored += 1
             return
         is_later = self._sessions.heard(

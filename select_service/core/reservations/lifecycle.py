@@ -263,8 +263,9 @@ class Lifecycle(ReservationEnds):
         reservation.pair = record.pair
         reservation.batch = record.batch
         reservation.lora_name = record.lora_name
-        if record.session_id is not None and len(record.session_id) <= self._limits.id_length_max:
-            reservation.session_id = name = record.session_id
+        name = record.session_id
+        if name and len(name) <= self._limits.id_length_max:
+            reservation.session_id = name
             reservation.session_version = version = record.session_version
             if self.sessions is not None:
                 if isinstance(origin, int):

@@ -79,16 +79,17 @@ class Filters:
             blocks = planned.shared_tokens // partition.index.block_size
             matches = expecting(matches or partition.match(ticket.prompt), planned.slot, blocks)
         if request.session_id is not None:
-            rows = self._attached(ticket, request.session_id, rows, _asked_at(ticket, now))
+            rows = self._attached(ticket, rows, _asked_at(ticket, now))
         if self.shadow is not None:
             scoring = self.shadow.watch(ticket, rows, matches, now, self._rng)
             matches = matches if scoring is None else scoring.matches
         hit, needs_prefill = (None, False) if hits is None else (hits.facts, hits.needs_prefill)
         return Filtered(rows, matches, hit, needs_prefill, scoring)
 
-    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, asked_at: float) -> Rows:
+    def _attached(self, ticket: Ticket, rows: Rows, asked_at: float) -> Rows:
         """Return only the rank of the request's session if it stays there; else all rows."""
-        if self.sessions is None or self.session_of(ticket) is None:
+        session_id = self.session_of(ticket)
+        if self.sessions is None or session_id is None:
             return rows
         isl_tokens = ticket.prompt.isl_tokens
         alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, asked_at)
@@ -116,11 +117,12 @@ class Filters:
     def session_of(self, ticket: Ticket) -> str | None:
         """Return the session that a request belongs to, where sessions are kept.
 
-        A batch decides for all its requests together, so sessions do not apply to them.
+        A batch decides for all its requests together, so sessions do not apply to them. An empty
+        name is none: whatever fills in a template without a name would share it.
         """
         if self.sessions is None or not self.sessions.is_on or ticket.in_batch:
             return None
-        return ticket.request.session_id
+        return ticket.request.session_id or None
 
 
 def _asked_at(ticket: Ticket, now: float) -> float:

@@ -26,6 +26,13 @@ async def test_a_session_follows_its_last_request(
         assert "warning" not in answer.headers
         chosen.add(answer.json()["worker_id"])
     assert len(chosen) == 1
+    for route, more in (
+        ("/select", {}),
+        ("/select_and_reserve", {"reservation_id": "r"}),
+        ("/select_pair", {"reservation_id": "p"}),
+    ):
+        answer = await client.post(route, json=PROMPT | more | {"session_id": ""})
+        assert answer.status_code == 200, "no session"
     refused = await client.post("/select", json=PROMPT | {"session_id": "x" * 257})
     assert (refused.status_code, refused.json()["field"]) == (422, "session_id")
     told = (await client.get("/metrics")).text

@@ -267,6 +267,21 @@ def test_the_largest_version_ends_no_session_and_no_replica() -> None:
     assert decode_message(*encode_message(told)) == told
 
 
+def test_an_empty_name_is_no_session_whoever_tells_it() -> None:
+    net = SessionNet()
+    here, there = net.nodes
+    ask(here, "r")
+    (claim,) = here.core.lifecycle.announcer.claims.own.by_id.values()
+    claim.record = msgspec.structs.replace(claim.record, session_id="")
+    here.core.lifecycle.announcer.claims.outbox.say_later(claim)
+    back(there)
+    net.run(2.0)
+    booked = there.core.lifecycle.bookings.live("r")
+    assert booked is not None
+    assert booked.reservation.session_id is None
+    assert there.core.sessions.find(_scope(there), "") is None
+
+
 def test_a_claim_says_how_much_was_known_and_older_ones_do_not() -> None:
     net = SessionNet()
     here, _ = net.nodes

@@ -126,6 +126,15 @@ def test_without_a_session_or_time_to_live_nothing_is_kept() -> None:
     assert fleet.count("begun") == 0
 
 
+def test_requests_with_an_empty_name_share_no_session() -> None:
+    fleet = Fleet()
+    assert len({fleet.ask("") for _ in range(4)}) == 4
+    assert len(fleet.core.sessions) == 0
+    assert fleet.count("begun") == 0
+    (booked, *_) = fleet.core.lifecycle.bookings.by_id.values()
+    assert booked.reservation.session_id is None
+
+
 def test_a_plain_selection_counts_too() -> None:
     fleet = Fleet()
     request = SelectRequest(block_hashes=b"", sequence_hashes=b"", isl_tokens=5, session_id="s")

@@ -168,6 +168,7 @@ def test_what_is_not_here_or_too_long_is_not_taken() -> None:
     here, there = net.nodes
     told = [
         SessionRank("default", "default", "s" * 9, 3, 0),
+        SessionRank("default", "default", "", 3, 0),
         SessionRank("default", "default", "s", 99, 0),
         SessionRank("default", "default", "s", 3, 7),
         SessionRank("default", "nobody", "s", 3, 0),
