@@ -94,7 +94,7 @@ def find(str pyzmq):
 
 
 cdef class LongFrame:
-    """A long frame as libzmq holds it, copied piece by piece. `LongFrame` in `edge/receiver.py` is its twin.
+    """A long frame as libzmq holds it, copied piece by piece.
 
     Attributes:
         size: Bytes of the whole.

@@ -1,13 +1,12 @@
 """Reads open ZMQ sockets without blocking, and without copying much in one go.
 
 `sockets.py` opens them. Where the compiled receiver finds pyzmq's libzmq it reads many messages per
-call; the plain form beside it does the same.
+call, and copies long ones in pieces; the plain form copies each message whole.
 """
 
 from __future__ import annotations
 
 import sys
-from io import BytesIO
 from typing import Any, Final
 
 import zmq
@@ -17,8 +16,6 @@ from indexer.core.events import HEAD_BYTES, Oversized
 
 READ_BYTES_MAX: Final = 256 << 10
 """Bytes read from a socket at once beyond its first message; copying them takes some 30 µs."""
-
-_NOBLOCK: Final = int(zmq.NOBLOCK)
 
 _IS_COMPILED: Final = usable("indexer._frames", 3)
 if _IS_COMPILED:
@@ -34,38 +31,6 @@ def _finds_libzmq() -> bool:
 _FINDS_LIBZMQ: Final = _finds_libzmq()
 
 
-class LongFrame:
-    """A long frame as libzmq holds it, copied piece by piece. The one of `_frames.pyx` is a twin.
-
-    Attributes:
-        size: Bytes of the whole.
-        copied: Bytes copied so far.
-    """
-
-    __slots__ = ("_content", "_frame", "copied", "size")
-
-    def __init__(self, frame: zmq.Frame) -> None:
-        self._frame = frame
-        self._content = BytesIO()  # its `getvalue` copies nothing
-        self.size = len(frame)
-        self.copied = 0
-
-    def copy(self, most: int) -> bytes | None:
-        """Copy up to so many bytes more; return the whole once all are copied, else None."""
-        self._content.write(self._frame.buffer[self.copied : self.copied + most])
-        self.copied = self._content.tell()
-        return None if self.copied < self.size else self._content.getvalue()
-
-
-if _IS_COMPILED:
-    from indexer._frames import LongFrame as CompiledLongFrame
-else:
-    CompiledLongFrame = LongFrame  # type: ignore[assignment,misc]
-
-_LONG_FRAMES: Final = (LongFrame, CompiledLongFrame)
-_SIZED: Final = (LongFrame, CompiledLongFrame, Oversized)
-
-
 class Receiver:
     """A connected socket that is read without blocking.
 
@@ -74,13 +39,7 @@ class Receiver:
     that much; it is returned by the last one.
     """
 
-    __slots__ = (
-        "_address",
-        "_longest",
-        "_socket",
-        "_unfinished",
-        "fd",
-    )
+    __slots__ = ("_address", "_longest", "_socket", "_unfinished", "fd")
 
     def __init__(self, socket: zmq.Socket[bytes], longest: int) -> None:
         """Read an open socket.
@@ -106,7 +65,7 @@ class Receiver:
         assert frames is not None
         left = READ_BYTES_MAX
         for at, frame in enumerate(frames):
-            if isinstance(frame, _LONG_FRAMES):
+            if not isinstance(frame, bytes):
                 before = frame.copied
                 content = frame.copy(left)
                 if content is None:
@@ -118,31 +77,8 @@ class Receiver:
 
     def receive(self) -> list[bytes] | None:
         """Return the frames of the next message; None if there is none, or it `is_copying`."""
-        if self._unfinished is None:
-            self._unfinished = self._receive_frames()
-        return None if self._unfinished is None else self._copy_on()
-
-    def _receive_frames(self) -> list[Any] | None:
-        receive = self._socket.recv
-        try:
-            # not `recv_multipart`: a frame knows whether another follows; asking the socket costs
-            # more than receiving
-            frame = receive(_NOBLOCK, copy=False)
-            frames = [self._content(frame)]
-            while frame.more:
-                frame = receive(_NOBLOCK, copy=False)
-                frames.append(self._content(frame))
-        except zmq.ZMQError:  # usually Again; a failing socket has no message either
-            return None
-        return frames
-
-    def _content(self, frame: zmq.Frame) -> bytes | LongFrame:
-        size = len(frame)
-        if READ_BYTES_MAX < size <= self._longest:
-            return LongFrame(frame)
-        if size <= self._longest:
-            return frame.bytes
-        return Oversized.of(bytes(frame.buffer[:HEAD_BYTES]), size)
+        found = self.receive_some(1, b"")
+        return found[0] if found else None
 
     def receive_some(self, messages_max: int, apart: bytes) -> list[list[bytes]]:
         """Return the next messages, if any; the last one may be of the topic `apart`.
@@ -154,26 +90,30 @@ class Receiver:
             return [] if message is None else [message]
         if self._socket.closed:
             return []
+        messages: list[list[bytes]]
         if _FINDS_LIBZMQ:
             limits = messages_max, READ_BYTES_MAX, self._longest
             messages = _frames.receive(self._address, *limits, apart)
-            if messages and any(isinstance(one, _LONG_FRAMES) for one in messages[-1]):
+            if messages and not all(isinstance(one, bytes) for one in messages[-1]):
                 self._unfinished = messages.pop()
             return messages
-        messages = []
-        size = 0
+        messages, size = [], 0
         while len(messages) < messages_max and size < READ_BYTES_MAX:
-            message = self._receive_frames()
-            if message is None:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError:  # usually Again; a failing socket has no message either
                 break
-            if any(isinstance(one, LongFrame) for one in message):
-                self._unfinished = message
+            messages.append([self._content(frame) for frame in frames])
+            if messages[-1][0] == apart:
                 break
-            messages.append(message)
-            if message[0] == apart:
-                break
-            size += sum(map(len, message))
+            size += sum(map(len, frames))
         return messages
+
+    def _content(self, frame: zmq.Frame) -> bytes:
+        size = len(frame)
+        if size <= self._longest:
+            return frame.bytes
+        return Oversized.of(bytes(frame.buffer[:HEAD_BYTES]), size)
 
     @property
     def is_given_up(self) -> bool:

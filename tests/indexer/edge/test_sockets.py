@@ -184,6 +184,7 @@ def test_of_a_frame_that_is_too_long_only_the_head_is_kept(
     assert [size_of(one) for one in receiver.receive() or []] == [5, 8, LONGEST + 1]
 
 
+@pytest.mark.parametrize("pair", ["kernel"], indirect=True)
 @pytest.mark.parametrize("at_once", [1, 40])
 def test_a_long_message_is_copied_in_pieces(
     pair: tuple[zmq.Socket[bytes], Receiver], at_once: int
@@ -217,6 +218,7 @@ def test_a_long_message_is_copied_in_pieces(
     assert steps >= 2 * LONGEST // READ_BYTES_MAX
 
 
+@pytest.mark.parametrize("pair", ["kernel"], indirect=True)
 def test_a_socket_closes_while_it_copies(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
     sender, receiver = pair
     sender.send_multipart([b"", b"x" * LONGEST])
