@@ -62,17 +62,6 @@ class BlockBudget:
         parts: Who is promised a part; None: nobody.
     """
 
-    __slots__ = (
-        "_weights",
-        "bytes",
-        "forgotten",
-        "limits",
-        "parts",
-        "refused",
-        "share",
-        "shares",
-    )
-
     def __init__(self, limits: StreamLimits) -> None:
         self.limits = limits
         self.share = UNLIMITED

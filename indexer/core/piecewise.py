@@ -72,11 +72,6 @@ _NUMBERS: Final = ("ts", "data_parallel_rank", "dp_rank", "attn_dp_rank")  # of 
 class PiecewiseDecoder(Sequence[Event]):
     """Decodes one long payload in pieces; afterwards it is the sequence of its events."""
 
-    __slots__ = (
-        "_at", "_bigram", "_counts", "_ends", "_forms", "_long", "_payload", "_run", "_run_names",
-        "_steps", "_values", "batch", "is_over",
-    )  # fmt: skip
-
     def __init__(self, payload: bytes, form: str, *, bigram: bool, values: int) -> None:
         self._payload = payload
         self._bigram = bigram

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -20,15 +19,8 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
     """Hash every whole window of `width` bytes, one per `stride` bytes. 0.2 µs each."""
     if min(stride, width) < TOKEN_BYTES:
         raise ValueError("windows have whole tokens")
-    if len(tokens) == width:  # the block of a decode step
-        return xxh3_64_digest(tokens, seed)[::-1]
-    if width == stride:  # unpacking slices in C costs half of slicing in a loop
-        whole = tokens[: len(tokens) - len(tokens) % stride]
-        cut = struct.iter_unpack(f"{stride}s", whole) if whole else ()
-        hashes = [xxh3_64_intdigest(window, seed) for (window,) in cut]
-    else:
-        starts = range(0, len(tokens) - width + 1, stride)
-        hashes = [xxh3_64_intdigest(tokens[at : at + width], seed) for at in starts]
+    starts = range(0, len(tokens) - width + 1, stride)
+    hashes = [xxh3_64_intdigest(tokens[at : at + width], seed) for at in starts]
     return pack_u64(hashes)
 
 

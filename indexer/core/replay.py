@@ -47,31 +47,6 @@ class ReplayRequest(Struct, frozen=True, eq=False):
 class StreamReplay:
     """A replay in progress."""
 
-    __slots__ = (
-        "_limits",
-        "attempts",
-        "behind",
-        "bytes",
-        "deadline",
-        "is_hearsay",
-        "is_of_another",
-        "is_reread",
-        "is_verified",
-        "mode",
-        "probe",
-        "progressed",
-        "quiet_until",
-        "replies",
-        "replies_now",
-        "skipped",
-        "staged",
-        "staged_bytes",
-        "suspects",
-        "target",
-        "useless",
-        "waiting_before",
-    )
-
     def __init__(self, mode: Mode, limits: StreamLimits, now: float) -> None:
         self.mode = mode
         self._limits = limits

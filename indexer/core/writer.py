@@ -61,28 +61,6 @@ class IndexWriter:
         ranks: Every rank this stream wrote to since it was last cleared.
     """
 
-    __slots__ = (
-        "_batch",
-        "_groups",
-        "_index",
-        "_limiting",
-        "_limiting_told",
-        "_main_told",
-        "_next",
-        "_number",
-        "_own_rank",
-        "_rank",
-        "_reports",
-        "_slices",
-        "_tallies",
-        "are_of_one_model",
-        "clearings",
-        "is_busy",
-        "is_whole",
-        "ranks",
-        "reports_in_full",
-    )
-
     def __init__(self, index: KvIndex, rank: WorkerRank, tallies: StreamCounters) -> None:
         self._index = index
         self._own_rank = rank

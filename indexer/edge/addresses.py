@@ -25,7 +25,7 @@ from indexer.happy_eyeballs import connect_first
 from indexer.types import EgressSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from indexer.core.egress import Address, ParsedEndpoint
@@ -139,34 +139,35 @@ class Addresses:
         return bool(host) and read_address(host) is None
 
     def find(
-        self, endpoint: str, then: Callable[[Answer], None], *, last: str | None = None
+        self,
+        endpoint: str,
+        then: Callable[[Answer], None],
+        *,
+        last: str | None = None,
+        tries: bool = True,
     ) -> None:
         """Resolve an endpoint's name; `then` gets the answer, never before this call returns.
 
         Args:
             endpoint: one that `place` has accepted.
-            then: called with the endpoint to connect to, or the reason why there is none. Of
-                several addresses it is the first that accepts a connection.
+            then: called with the endpoint to connect to, or the reason why there is none.
             last: an earlier answer that was of no use: it is tried last, and kept if no other
                 address accepts, because somebody may listen there again.
+            tries: of several addresses, take the first that accepts a connection.
         """
-        self._begin(self._find(endpoint, then, last))
-
-    def judge(self, endpoint: str, then: Callable[[Answer], None]) -> None:
-        """Resolve an endpoint's name and connect to nothing; otherwise like `find`."""
-        self._begin(self._judge(endpoint, then))
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._find(endpoint, then, last, tries=tries))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _find(self, endpoint: str, then: Callable[[Answer], None], last: str | None) -> None:
+    async def _find(
+        self, endpoint: str, then: Callable[[Answer], None], last: str | None, *, tries: bool
+    ) -> None:
         try:
-            target, allowed = await self._resolved(endpoint)
+            target = self._target(endpoint)
+            allowed = self._allowed(endpoint, target.host, await self._resolve(target.host))
             places = {target.at(address): address for address in allowed}
             answer: Answer = next(iter(places))
-            if len(places) > 1:
+            if tries and len(places) > 1:
                 order = sorted(places, key=lambda place: place == last)
                 found = await self._first_alive([places[one] for one in order], int(target.port))
                 kept = last if last in places else answer
@@ -174,18 +175,6 @@ class Addresses:
         except (EndpointRefused, HostNotFound) as error:
             answer = error
         then(answer)
-
-    async def _judge(self, endpoint: str, then: Callable[[Answer], None]) -> None:
-        try:
-            target, allowed = await self._resolved(endpoint)
-            answer: Answer = target.at(allowed[0])
-        except (EndpointRefused, HostNotFound) as error:
-            answer = error
-        then(answer)
-
-    async def _resolved(self, endpoint: str) -> tuple[ParsedEndpoint, list[Address]]:
-        target = self._target(endpoint)
-        return target, self._allowed(endpoint, target.host, await self._resolve(target.host))
 
     def _target(self, endpoint: str) -> ParsedEndpoint:
         try:

@@ -28,21 +28,6 @@ ASK_AFTER_MAX_S: Final = 30.0
 class EndpointFollower:
     """Follows one name for one subscriber; lives on the event loop it is used from."""
 
-    __slots__ = (
-        "_addresses",
-        "_backoff",
-        "_endpoint",
-        "_is_asking",
-        "_is_closed",
-        "_is_connected",
-        "_moved",
-        "_place",
-        "_refused",
-        "_subscriber",
-        "_timer",
-        "_was_placed",
-    )
-
     def __init__(
         self,
         addresses: Addresses,

@@ -158,7 +158,9 @@ class Listeners:
                 refused=lambda error: self._refuse(feed, error),
             )
         if replay_endpoint is not None and self._addresses.is_named(replay_endpoint):
-            self._addresses.judge(replay_endpoint, lambda found: self._judge_replay(feed, found))
+            self._addresses.find(
+                replay_endpoint, lambda found: self._judge_replay(feed, found), tries=False
+            )
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._on_connection_events, feed)

@@ -28,31 +28,6 @@ maximum."""
 class StreamSockets:
     """One stream and its sockets."""
 
-    __slots__ = (
-        "backoff",
-        "changed_at",
-        "connections",
-        "dealer",
-        "follower",
-        "has_broken",
-        "inbox",
-        "is_connected",
-        "is_faulty",
-        "is_held",
-        "is_queued",
-        "is_watched",
-        "load_reports",
-        "mute_replay_place",
-        "reconnect_at",
-        "replay_endpoint",
-        "request",
-        "server_key",
-        "stream",
-        "subscriber",
-        "vain_looks",
-        "was_connected",
-    )
-
     def __init__(
         self,
         stream: EventStream,

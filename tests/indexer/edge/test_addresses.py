@@ -208,12 +208,12 @@ async def test_what_is_judged_is_not_connected_to() -> None:
             listener.setblocking(False)
             port = listener.getsockname()[1]
             future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            addresses.judge(f"tcp://engine:{port}", future.set_result)
+            addresses.find(f"tcp://engine:{port}", future.set_result, tries=False)
             assert await future == f"tcp://127.0.0.2:{port}"
             with pytest.raises(BlockingIOError):
                 listener.accept()
             bad: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            addresses.judge(f"tcp://bad:{port}", bad.set_result)
+            addresses.find(f"tcp://bad:{port}", bad.set_result, tries=False)
             assert isinstance(await bad, EndpointRefused)
 
 
