@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from indexer.core.packing import numbers_in
+from indexer.types import HASH_BYTES
 
 
 def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
-    """Return how many blocks agree between `edge` from byte `at` and `hashes` from byte `start`."""
-    one = numbers_in(edge[at:])
-    other = numbers_in(hashes[start : start + len(edge) - at])
-    if one == other:
-        return len(one)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))
+    """Return how many blocks agree between `edge` from byte `at` and `hashes` from byte `start`.
+
+    One comparison if all agree, otherwise a bisection: O(log n) comparisons of slices.
+    """
+    low, high = 0, min(len(edge) - at, len(hashes) - start) // HASH_BYTES
+    count = high
+    while low < high:
+        begin, end = low * HASH_BYTES, count * HASH_BYTES
+        if hashes.startswith(edge[at + begin : at + end], start + begin):
+            low = count
+        else:
+            high = count - 1
+        count = (low + high + 1) // 2
+    return low
