@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from indexer.core.cache_groups import FrozenGroups, LimitingGroups
 from indexer.core.holdings import mark, pack_name
+from indexer.core.irregular_stores import place_behind
 from indexer.core.node import Node, OrphanRoot, all_ones, bits
 from indexer.core.packing import numbers_in
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Tier
@@ -286,19 +287,13 @@ class CheckpointRestore:
     def _origin(self, start: _Place) -> tuple[Node, int]:
         # by name, because other ranks may have split or merged the node since
         holder = self.holder
-        if start.anchor is not None:
-            node = holder.where.get(start.anchor)
-            if node is None:
-                raise BadCheckpoint("a run follows nothing")
-            return node, holder.locate(node, start.anchor) + 1
-        if start.waits_for is None:
-            return self._tree.root, 0
-        root = holder.waiting.get(start.waits_for)
-        if root is None:
-            root = OrphanRoot(holder.holder_id, start.waits_for, start.namespace)
-            holder.waiting[start.waits_for] = root
-            self._tree.orphan_roots[root] = None
-        return root, 0
+        if start.anchor is None and start.waits_for is not None:
+            root = holder.waiting.get(start.waits_for)
+            return root or self._tree.expect(holder, start.waits_for, start.namespace), 0
+        place = place_behind(self._tree, holder, start.anchor)
+        if place is None:
+            raise BadCheckpoint("a run follows nothing")
+        return place
 
     def _lay(
         self,

@@ -37,7 +37,7 @@ class SequenceVerdict(Enum):
 class Cursor:
     """Position in a stream; `last` is the sequence of the newest applied batch, initially None."""
 
-    __slots__ = ("_digests", "_floor", "_zero", "last")
+    __slots__ = ("_digests", "_zero", "heard", "last")
 
     def __init__(self) -> None:
         self.reset()
@@ -47,7 +47,7 @@ class Cursor:
         self.last: int | None = None
         self._digests = array("Q")  # of the batches up to `last`; 0 for those that were given up
         self._zero: int | None = None  # digest of batch 0, never trimmed
-        self._floor: int | None = None  # newest batch seen live; later ones came from replays only
+        self.heard: int | None = None  # newest that came live; later ones only replays have brought
 
     @property
     def expected(self) -> int:
@@ -57,7 +57,7 @@ class Cursor:
     @property
     def is_live(self) -> bool:
         """Whether the last batch came live, not out of a replay."""
-        return self.last is not None and self.last == self._floor
+        return self.last is not None and self.last == self.heard
 
     def judge(self, seq: int, digest: int) -> SequenceVerdict:
         """Classify a live batch. O(1).
@@ -95,29 +95,24 @@ class Cursor:
         if seq == 0:
             self._zero = digest
         if live:
-            self._floor = seq
+            self.heard = seq
         if len(self._digests) > 2 * REMEMBERED:
             self._trim()
 
     def went_on(self, seq: int) -> None:
         """Record that live batches up to `seq` were applied and their digests noted, in order."""
-        self.last = self._floor = seq
+        self.last = self.heard = seq
         if len(self._digests) > 2 * REMEMBERED:
             self._trim()
 
     def saw_live(self, seq: int) -> None:
         """Record that a live batch was a copy of a replayed one, which confirms all up to it."""
-        self._floor = seq if self._floor is None else max(seq, self._floor)
-
-    @property
-    def heard(self) -> int | None:
-        """Newest number that came live; what was applied after it only replays have brought."""
-        return self._floor
+        self.heard = seq if self.heard is None else max(seq, self.heard)
 
     def rewind(self, seq: int) -> None:
         """Take back what only replays have brought, from `seq` on, which becomes the expected."""
-        assert self._floor is not None
-        assert self._floor < seq < self.expected
+        assert self.heard is not None
+        assert self.heard < seq < self.expected
         del self._digests[max(len(self._digests) - (self.expected - seq), 0) :]
         self.last = seq - 1
 
@@ -138,7 +133,7 @@ class Cursor:
         """Restore the position of another cursor."""
         self.reset()
         self.last, self._zero = last, zero
-        self._floor = last
+        self.heard = last
         self._digests = array("Q", digests[-(last + 1) :])
 
     def check(self) -> None:
@@ -149,7 +144,7 @@ class Cursor:
     def _trim(self) -> None:
         # Replayed batches beyond the newest live one must stay comparable. Otherwise a lying replay
         # endpoint could make every live copy look stale for ever.
-        unconfirmed = 0 if self._floor is None else self.expected - self._floor
+        unconfirmed = 0 if self.heard is None else self.expected - self.heard
         keep = max(REMEMBERED, min(unconfirmed, UNCONFIRMED_MAX))
         if len(self._digests) >= keep + REMEMBERED:  # not with every batch: it is a copy
             self._digests = self._digests[-keep:]

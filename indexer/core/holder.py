@@ -194,6 +194,11 @@ class Holder:
                 held &= ~(1 << position)
         return self.find(run, key, held)
 
+    def place_of(self, name: int) -> tuple[Node, int] | None:
+        """Return where the block is that a name stands for."""
+        node = self.where.get(name)
+        return None if node is None else (node, self.locate(node, name))
+
     @staticmethod
     def find(run: bytes, key: bytes, held: int) -> int:
         """Return the position, among those in `held`, of a packed name in a run."""

@@ -99,9 +99,9 @@ def cover_named(holder: Holder, tier: int, group: int, names: Sequence[int]) -> 
     """Hold blocks that are known by these names on a tier as well; return how many are."""
     known = 0
     for name in names:
-        node = holder.where.get(name)
-        if node is not None:
-            cover_block(holder, tier, group, (node, holder.locate(node, name)), name)
+        place = holder.place_of(name)
+        if place is not None:
+            cover_block(holder, tier, group, place, name)
             known += 1
     return known
 
@@ -142,10 +142,7 @@ def attach_name(holder: Holder, tier: int, place: tuple[Node, int], name: int) -
 def _begin_alias(holder: Holder, place: tuple[Node, int]) -> dict[int, int]:
     """List the names of a position that is about to get its second one."""
     node, position = place
-    start = position * HASH_BYTES
-    first = int.from_bytes(holder.runs[node][start : start + HASH_BYTES], "little")
-    tiers = sum(1 << tier for tier in Tier if node.held_on(holder.holder_id, tier) >> position & 1)
-    names = {first: tiers}
+    names = {holder.last_name(node, position): node.tiers_of(holder.holder_id, position)}
     node.put_names(holder.holder_id, position, names)
     return names
 
@@ -264,7 +261,7 @@ def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
         _graft_behind(tree, holder, root.parent_hash, child)
     if root.children:
         return False
-    _close(tree, holder, root)
+    tree.expect_no_more(root)
     return True
 
 
@@ -275,7 +272,7 @@ def graft_child(tree: RadixTree, holder: Holder, root: OrphanRoot, child: Node) 
     del root.children[child.edge[:HASH_BYTES]]
     _graft_behind(tree, holder, root.parent_hash, child)
     if not root.children:
-        _close(tree, holder, root)
+        tree.expect_no_more(root)
 
 
 def _waits_behind(root: OrphanRoot, node: Node) -> bool:
@@ -289,12 +286,6 @@ def _graft_behind(tree: RadixTree, holder: Holder, parent: int, child: Node) -> 
     # looked up each time: the target may have been split by a previous graft
     target = holder.where[parent]
     _graft_subtree(tree, holder, child, (target, holder.locate(target, parent) + 1))
-
-
-def _close(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
-    """Remove an orphan root behind which nothing waits any more."""
-    del tree.orphan_roots[root]
-    del holder.waiting[root.parent_hash]
 
 
 def _graft_subtree(tree: RadixTree, holder: Holder, top: Node, start: tuple[Node, int]) -> None:
@@ -320,7 +311,7 @@ def _transplant(
         if position in aliases:
             names_of[position] = aliases[position]
             continue
-        tiers = sum(1 << tier for tier in Tier if orphan.held_on(me, tier) >> position & 1)
+        tiers = orphan.tiers_of(me, position)
         name = holder.last_name(orphan, position)
         if tiers or name:
             names_of[position] = {name: tiers}

@@ -475,16 +475,16 @@ class KvIndex:
     def count_in_steps(self) -> Generator[None, None, IndexStats]:
         """Return the counters, yielding after every few ranks; they may change in between."""
         tree = self.tree
-        held = yield from index_size.count(tree, self._ranks, self._retired)
+        holdings, size = yield from index_size.count(tree, self._ranks, self._retired)
         return IndexStats(
             nodes=tree.nodes,
             blocks=tree.blocks,
-            holdings=held.holdings,
+            holdings=holdings,
             orphan_blocks=tree.orphan_blocks,
             orphan_blocks_dropped=self.orphan_blocks_dropped,
             events_refused=self._events_refused,
             unswept=self._unswept(),
-            bytes=held.bytes,
+            bytes=size,
         )
 
     def check(self) -> None:

@@ -42,17 +42,10 @@ class IndexStats(NamedTuple):
     bytes: int  # estimate
 
 
-class Count(NamedTuple):
-    """Totals over ranks."""
-
-    holdings: tuple[int, int, int, int]  # blocks per tier
-    bytes: int  # estimate, including the tree
-
-
 def count(
     tree: RadixTree, ranks: Mapping[WorkerRank, Holder], retired: Iterable[Holder]
-) -> Generator[None, None, Count]:
-    """Return the totals, yielding after every few ranks.
+) -> Generator[None, None, tuple[tuple[int, int, int, int], int]]:
+    """Return the blocks per tier and the estimated bytes, yielding after every few ranks.
 
     Args:
         tree: the blocks.
@@ -68,7 +61,7 @@ def count(
         if not number % _COUNTED_PER_STEP:
             yield None
     size += sum(map(_bytes_of, retired)) + _bytes_of_tree(tree)
-    return Count((device, host, disk, external), size)
+    return (device, host, disk, external), size
 
 
 def weights(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexer.core import holdings, removal
-from indexer.core.node import OrphanRoot
 from indexer.types import HASH_BYTES, Namespace
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ def place_behind(tree: RadixTree, holder: Holder, parent: int | None) -> Place |
     """Return the place behind `parent`; None if the rank knows no such block."""
     if parent is None:
         return tree.root, 0
-    node = holder.where.get(parent)
-    if node is not None:
-        return node, holder.locate(node, parent) + 1
+    place = holder.place_of(parent)
+    if place is not None:
+        return place[0], place[1] + 1
     root = holder.waiting.get(parent)
     return None if root is None else (root, 0)
 
@@ -87,7 +86,7 @@ def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: S
         origin = _origin_of_known(tree, holder, event)
     if origin is None:
         assert parent is not None, "the root is always there"
-        origin = _expect(tree, holder, parent, namespace)
+        origin = tree.expect(holder, parent, namespace), 0
     before = tree.blocks
     path = tree.make_path(*origin, hashes, namespace, holder)
     known = len(names) - (tree.blocks - before)
@@ -122,17 +121,8 @@ def _forget_moved(
     places = [(node, at + i) for node, at, size in segments for i in range(size)]
     moved: list[int] = []
     for i, name in enumerate(engine_hashes):
-        node = holder.where.get(name)
-        if node is not None and (
-            i >= len(places) or places[i] != (node, holder.locate(node, name))
-        ):
+        place = holder.place_of(name)
+        if place is not None and (i >= len(places) or places[i] != place):
             moved.append(name)
     for name in moved:
         removal.forget(tree, holder, name)
-
-
-def _expect(tree: RadixTree, holder: Holder, parent: int, namespace: Namespace) -> Place:
-    root = OrphanRoot(holder.holder_id, parent, namespace)
-    holder.waiting[parent] = root
-    tree.orphan_roots[root] = None
-    return root, 0

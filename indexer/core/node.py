@@ -200,6 +200,10 @@ class Node(Coverage):
         coverage = self.coverage(tier)
         return 0 if coverage is None else coverage.held(holder_id, all_ones(self.size))
 
+    def tiers_of(self, holder_id: int, position: int) -> int:
+        """Return the mask of tiers on which the holder holds a position."""
+        return sum(1 << tier for tier in Tier if self.held_on(holder_id, tier) >> position & 1)
+
     def held_anywhere(self, holder_id: int) -> int:
         """Return the positions that the holder holds on at least one tier."""
         ones = _ALL_ONES[len(self.edge) // HASH_BYTES]

@@ -277,8 +277,7 @@ class RadixTree:
             if node.parent.edge:
                 self.dust[node.parent] = None
         elif isinstance(node, OrphanRoot) and not node.children and node in self.orphan_roots:
-            del self.orphan_roots[node]
-            del self.holder(node.holder_id).waiting[node.parent_hash]
+            self.expect_no_more(node)
 
     def _trim(self, node: Node, reach: int) -> None:
         cut = node.size - reach
@@ -315,6 +314,17 @@ class RadixTree:
         if node.parent is not None:
             self.left(holder, node.parent)
         self.tidy(node)
+
+    def expect(self, holder: Holder, parent_hash: int, namespace: Namespace) -> OrphanRoot:
+        """Begin to wait for a block that a holder has not announced."""
+        root = holder.waiting[parent_hash] = OrphanRoot(holder.holder_id, parent_hash, namespace)
+        self.orphan_roots[root] = None
+        return root
+
+    def expect_no_more(self, root: OrphanRoot) -> None:
+        """Remove an orphan root behind which nothing waits any more."""
+        del self.orphan_roots[root]
+        del self.holder(root.holder_id).waiting[root.parent_hash]
 
     def drop_orphans(self, root: OrphanRoot) -> int:
         """Forget some of what waits behind `root`, leaves first; return the number of blocks.

@@ -47,7 +47,10 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
             done += count
             continue
         if node.aliases is not None:
-            found += _uncover_named(tree, holder, tier, node, name)
+            place = node, holder.locate(node, name)
+            if holder.holds(tier, place, name):
+                uncover(tree, holder, tier, place, name)
+                found += 1
             done += 1
             continue
         start, count = holder.locate(node, name), 1
@@ -71,11 +74,8 @@ def drop_references(
     """Drop one reference of a group per block on one tier; return how many existed."""
     found = 0
     for name in names:
-        node = holder.where.get(name)
-        if node is None:
-            continue
-        place = (node, holder.locate(node, name))
-        if not holder.holds(tier, place, name):
+        place = holder.place_of(name)
+        if place is None or not holder.holds(tier, place, name):
             continue
         dropped, last = holder.drop_reference(tier, name, group)
         found += dropped
@@ -198,14 +198,6 @@ def _not_at(names: Sequence[int], run: bytes, kept: int) -> list[int]:
     return [name for name in names if name not in staying]
 
 
-def _uncover_named(tree: RadixTree, holder: Holder, tier: int, node: Node, name: int) -> bool:
-    place = (node, holder.locate(node, name))
-    if not holder.holds(tier, place, name):
-        return False
-    uncover(tree, holder, tier, place, name)
-    return True
-
-
 def uncover(tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], name: int) -> None:
     """Remove a block held on a tier under this name, and everything that becomes empty."""
     node, position = place
@@ -254,8 +246,8 @@ def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -
 
 def forget(tree: RadixTree, holder: Holder, name: int) -> None:
     """Forget a name on every tier, however often it is held."""
-    node = holder.where[name]
-    place = (node, holder.locate(node, name))
+    place = holder.place_of(name)
+    assert place is not None, "what is forgotten was known"
     tiers = [tier for tier in Tier if holder.holds(tier, place, name)]
     holder.forget(name)
     for tier in tiers:

@@ -149,7 +149,7 @@ class Repair(ReplayControl):
             if self.backlog:
                 seq, payload = self.backlog.last, self.backlog.last_payload
             replay.unstage()
-            replay.mode, replay.probe = Mode.PROBE, (seq, self._decoder.digest(payload))
+            replay.mode, replay.target = Mode.PROBE, (seq, self._decoder.digest(payload))
             self._ask_again(now)
         else:
             self._disown(now)
@@ -158,9 +158,9 @@ class Repair(ReplayControl):
         self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
     ) -> None:
         """Read the endpoint's copy of a batch that was just heard live."""
-        if self._is_garbage(payload) or (replay.probe is not None and seq < replay.probe[0]):
+        if self._is_garbage(payload) or (replay.target is not None and seq < replay.target[0]):
             self._count_useless(now)
-        elif (seq, digest) == replay.probe:
+        elif (seq, digest) == replay.target:
             self._take_over(seq, digest, now)
         else:
             self.tallies.conflicting_replies += 1

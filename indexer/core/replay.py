@@ -59,11 +59,10 @@ class StreamReplay:
         self.staged_bytes = 0
         self.is_of_another = False  # it differs from what was heard before the doubt
         self.is_reread = False  # what was heard is in doubt itself, because predictions fail
-        # number and digest of a live batch that it has to repeat, if it is of another engine
+        # number and digest of a live batch that it has to repeat, where it contradicts the past
         self.target: tuple[int, int] | None = None
         self.is_hearsay = False  # began with nothing known that it could be compared with
         self.behind: int | None = None  # ask from here on: what comes before breaks the connection
-        self.probe: tuple[int, int] | None = None  # number and digest of a live batch
         self.skipped = 0  # batches that did
         self.suspects = 0  # how many of the waiting batches are older than the last reconnect
         self.waiting_before = 0  # live batches already waiting when the request was sent

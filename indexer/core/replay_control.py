@@ -138,8 +138,8 @@ class ReplayControl(StreamProgress):
         last = self.cursor.last
         if replay.mode is Mode.REBUILD:
             last = len(replay.staged) - 1 if replay.staged else None
-        if replay.mode is Mode.PROBE and replay.probe is not None:
-            last = replay.probe[0]
+        if replay.mode is Mode.PROBE and replay.target is not None:
+            last = replay.target[0]
         start = 0 if last is None else last
         is_broken = replay.staged[-1].payload is None if replay.staged else last == self._breaking
         if last is not None and is_broken:
@@ -344,9 +344,7 @@ class ReplayControl(StreamProgress):
         """Continue without the missing batches; back off from the endpoint for a while."""
         limits = self._limits
         replay = self._replay
-        if self._is_proof_due or (
-            replay is not None and (replay.mode is Mode.PROBE or replay.target is not None)
-        ):
+        if self._is_proof_due or (replay is not None and replay.target is not None):
             self._doubt()
         if (
             replay is not None

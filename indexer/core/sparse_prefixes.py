@@ -157,7 +157,7 @@ def _first_named(
 
 def _is_known(tree: RadixTree, holder: Holder, told: SparseStore, number: int) -> bool:
     """Say whether the first name of an event already stands for one of its blocks."""
-    place = _place_of(holder, told.names[0])
+    place = holder.place_of(told.names[0])
     start = place_behind(tree, holder, told.parent)
     if place is None or start is None:
         return False
@@ -169,15 +169,9 @@ def _is_known(tree: RadixTree, holder: Holder, told: SparseStore, number: int) -
     return is_all and place == (node, position + size - 1)
 
 
-def _place_of(holder: Holder, name: int) -> Place | None:
-    """Return where the block is that a name stands for."""
-    node = holder.where.get(name)
-    return None if node is None else (node, holder.locate(node, name))
-
-
 def _is_content(holder: Holder, name: int, local: PackedHashes) -> bool:
     """Say whether the block that a name stands for has the same tokens as a block."""
-    place = _place_of(holder, name)
+    place = holder.place_of(name)
     return place is not None and place[0].edge.startswith(local, place[1] * HASH_BYTES)
 
 
@@ -300,14 +294,14 @@ def _rename(holder: Holder, place: Place, name: int) -> None:
 
 def _vacate(holder: Holder, name: int) -> None:
     """Give the block that a name stands for, if any, a made-up one."""
-    place = _place_of(holder, name)
+    place = holder.place_of(name)
     if place is not None:
         _rename(holder, place, _made_up(holder, name, b""))
 
 
 def _move_up(tree: RadixTree, holder: Holder, names: Sequence[int]) -> None:
     """Let names of consecutive blocks stand for those one block further up."""
-    places = [place for name in names if (place := _place_of(holder, name)) is not None]
+    places = [place for name in names if (place := holder.place_of(name)) is not None]
     before = _before(*places[0]) if len(places) == len(names) else None
     if before is None:
         return

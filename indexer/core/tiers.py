@@ -111,22 +111,6 @@ class Matches:
                     rows.setdefault(slot, [0, 0, 0])[column] += blocks
         return {slot: (row[0], row[1], row[2]) for slot, row in rows.items()}
 
-    def fill(
-        self, device: NDArray[np.float64], host: NDArray[np.float64], disk: NDArray[np.float64]
-    ) -> bool:
-        """Add the blocks to zeroed columns with at least `KvIndex.capacity` rows.
-
-        Returns whether any rank extends on a tier below the device.
-        """
-        slots = self._table.slots
-        for blocks, mask in self.groups:
-            device[slots(mask)] = blocks
-        for blocks, mask in self.host:
-            host[slots(mask)] = blocks
-        for blocks, mask in self.disk:
-            disk[slots(mask)] += blocks  # disk and external
-        return bool(self.host or self.disk)
-
 
 def continue_below(
     groups: list[Group], path: list[Node], matched: int, candidates: int

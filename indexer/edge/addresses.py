@@ -52,15 +52,6 @@ class CheckedUrl(NamedTuple):
     extensions: dict[str, str]
 
 
-class _Lookup:
-    """A name being resolved, and the futures that wait for it."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: list[asyncio.Future[list[Address]]] = []
-
-
 class Addresses:
     """Resolves, judges and caches. Lives on the event loop it is used from.
 
@@ -93,7 +84,7 @@ class Addresses:
         self._clock = clock
         self._look_up = look_up or _look_up
         self._known: OrderedDict[str, tuple[float, list[Address]]] = OrderedDict()
-        self._running: dict[str, _Lookup] = {}
+        self._running: dict[str, list[asyncio.Future[list[Address]]]] = {}  # name → who waits
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: queue.SimpleQueue[tuple[str, asyncio.AbstractEventLoop] | None]
         self._questions = queue.SimpleQueue()
@@ -266,15 +257,15 @@ class Addresses:
             if not known:
                 raise HostNotFound(host, "it has no address")
             return known
-        lookup = self._running.get(host)
-        if lookup is None:
+        waiting = self._running.get(host)
+        if waiting is None:
             if len(self._running) >= self.settings.lookups_max:
                 self.lookups["left_out"] += 1
                 raise HostNotFound(host, "too many names are being resolved")
-            lookup = self._running[host] = _Lookup()
+            waiting = self._running[host] = []
             self._ask(host)
         future: asyncio.Future[list[Address]] = asyncio.get_running_loop().create_future()
-        lookup.waiting.append(future)
+        waiting.append(future)
         try:
             async with asyncio.timeout(self.settings.lookup_timeout_s):
                 found = await future
@@ -283,7 +274,7 @@ class Addresses:
             raise HostNotFound(host, "no answer in time") from None
         finally:
             with contextlib.suppress(ValueError):
-                lookup.waiting.remove(future)
+                waiting.remove(future)
         if not found:
             raise HostNotFound(host, "it has no address")
         return found
@@ -306,14 +297,14 @@ class Addresses:
                 loop.call_soon_threadsafe(self._heard, host, found)
 
     def _heard(self, host: str, found: list[str]) -> None:
-        lookup = self._running.pop(host)
+        waiting = self._running.pop(host)
         addresses = [one for one in map(read_address, found) if one is not None]
         self.lookups["found" if addresses else "failed"] += 1
         self._known.pop(host, None)
         self._known[host] = self._clock() + self.settings.lookup_cache_s, addresses
         while len(self._known) > self.settings.lookups_max:
             self._known.popitem(last=False)
-        for future in lookup.waiting:
+        for future in waiting:
             if not future.done():
                 future.set_result(addresses)
 

@@ -159,7 +159,7 @@ def books(index: KvIndex, opened: list[EventStream]) -> Any:
         kept.append(
             (
                 {name: getattr(tallies, name) for name in tallies.__slots__},
-                (cursor.last, cursor.recent(99), cursor._floor),
+                (cursor.last, cursor.recent(99), cursor.heard),
                 (stream.last_batch_ts, stream.last_event_at, stream.kv_state, stream.lost_batches),
                 (stream.rank, dict(stream._writer.groups), stream._names),
                 (holder.home, [*holder.blocks]),

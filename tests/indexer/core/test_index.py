@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, Tier, WorkerRank
 from tests.indexer.core.indices import CPU, DISK, FAR, GPU, A, B, C, pack, rows, swept
@@ -33,14 +31,15 @@ def test_columns_say_the_same_as_rows(index: KvIndex) -> None:
     index.store(A, DISK, 3, [4], pack(4))
     index.store(A, FAR, 4, [5], pack(5))
     index.store(C, GPU, None, [1, 2], pack(1, 2))
-    columns = np.zeros((3, index.capacity))
     matches = index.find_matches(pack(1, 2, 3, 4, 5))
-    assert matches.fill(*columns)
-    assert columns.T.tolist() == [[2, 1, 2], [0, 0, 0], [2, 0, 0]]
+    columns = [[(n, slots.tolist()) for n, slots in one] for one in matches.by_slot()]
+    assert columns == [[(2, [0, 2])], [(1, [0])], [(1, [0]), (1, [0])]]
+    assert matches.rows() == {0: (2, 1, 2), 2: (2, 0, 0)}
     assert matches.groups == [(2, 0b101)]
-    columns = np.zeros((3, index.capacity))
-    assert not index.find_matches(pack(1)).fill(*columns)
-    assert columns.T.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+    columns = [
+        [(n, slots.tolist()) for n, slots in one] for one in index.find_matches(pack(1)).by_slot()
+    ]
+    assert columns == [[(1, [0, 2])], [], []]
     assert matches.slots(0b101).tolist() == [0, 2]
     assert index.find_matches(pack(9)).empty
     assert index.find_matches(b"").empty
