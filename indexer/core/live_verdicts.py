@@ -41,7 +41,7 @@ class LiveVerdicts(Repair):
         """Judge the next live message; nothing is pending and no replay runs."""
         batch = self._decoder.decode(payload)
         if batch is None and not isinstance(payload, Oversized):  # as `_is_garbage`, decoded once
-            self.tallies.count_bad_message("payload")
+            self.tallies.bad_messages["payload"] += 1
             return  # the cursor stays: it may not have been a batch at all
         digest = self._decoder.digest(payload)
         verdict = self._judge(seq, payload, digest, now)
@@ -110,7 +110,7 @@ class LiveVerdicts(Repair):
         if self._may_be_another_at(now):
             return SequenceVerdict.RESTARTED
         if self._is_beyond_heard(seq):  # only a replay has told of this number, and was wrong
-            self.tallies.count_replay("other_engine")
+            self.tallies.replays["other_engine"] += 1
             self._is_disowned = True
             self.has_replay = False
             if self.cursor.heard is None:

@@ -192,14 +192,14 @@ class StreamProgress:
     def _credit(self) -> None:
         """Credit the blocks: the engine is the same, and everything since has been applied."""
         self.is_unproven = False
-        self.tallies.count_recall("credited")
+        self.tallies.recalls["credited"] += 1
         self._index.credit(self.rank)
 
     def _deny(self, reason: str) -> None:
         """Drop unproven blocks, if any; the caller starts over."""
         if self.is_unproven:
             self.is_unproven = False
-            self.tallies.count_recall(reason)
+            self.tallies.recalls[reason] += 1
             self._writer.forget_blocks()
 
     def check(self) -> None:
@@ -289,7 +289,7 @@ class StreamProgress:
         if isinstance(payload, Oversized):
             self.tallies.count_oversized(payload.size)
         else:
-            self.tallies.count_bad_message("payload")
+            self.tallies.bad_messages["payload"] += 1
         self.cursor.advance(seq, digest, live=live)
         self._lose_unusable(seq)
 

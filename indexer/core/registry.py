@@ -6,6 +6,7 @@ read counters. Sockets are in `edge/listener`, blocks in `index`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.budget import BlockBudget
@@ -45,7 +46,7 @@ class StreamRegistry:
         ] = {}  # by identity: two may serve one rank for a while
         self._retired: dict[Scope, StreamCounters] = {}
         self._orphans_dropped = 0  # by indexes that were dropped
-        self._recalls: dict[str, int] = {}  # of dropped scopes
+        self._recalls: Counter[str] = Counter()  # of dropped scopes
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class StreamRegistry:
             self._orphans_dropped += index.orphan_blocks_dropped
         gone = self._retired.pop(scope, None)
         if gone is not None:
-            _add(self._recalls, gone.recalls)
+            self._recalls.update(gone.recalls)
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -193,11 +194,11 @@ class StreamRegistry:
             left.append((scope, copy))
         return left + [(one.scope, one.tallies) for one in self._streams.values()]
 
-    def recalls(self) -> dict[str, int]:
+    def recalls(self) -> Counter[str]:
         """Return restored ranks by outcome, over all scopes that ever existed."""
-        total = dict(self._recalls)
+        total = self._recalls.copy()
         for tallies in (*self._retired.values(), *(one.tallies for one in self._streams.values())):
-            _add(total, tallies.recalls)
+            total.update(tallies.recalls)
         return total
 
     def check(self) -> None:
@@ -208,8 +209,3 @@ class StreamRegistry:
             stream.check()
         for index in self._indexes.values():
             index.check()
-
-
-def _add(mine: dict[str, int], theirs: dict[str, int]) -> None:
-    for label, count in theirs.items():
-        mine[label] = mine.get(label, 0) + count

@@ -34,7 +34,7 @@ class Repair(ReplayControl):
             return
         seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
         if seq is None or (seq == END_MARKER and frames[-1]):
-            self.tallies.count_bad_message("replay")
+            self.tallies.bad_messages["replay"] += 1
             self._count_useless(now)
         elif frames[-1]:
             self._on_reply(seq, frames[-1], now)
@@ -294,7 +294,7 @@ class Repair(ReplayControl):
 
     def _lose_breaking(self) -> None:
         self._breaking = self.cursor.expected
-        self.tallies.count_bad_message("breach")
+        self.tallies.bad_messages["breach"] += 1
         self._lose_unusable(self._breaking)
         self.cursor.skip_to(self._breaking + 1)
 
@@ -479,7 +479,7 @@ class Repair(ReplayControl):
         if batch is None:
             return  # garbage identifies no engine
         # Another engine's past was believed. It goes, and what was heard live is applied once more.
-        self.tallies.count_replay("other_engine")
+        self.tallies.replays["other_engine"] += 1
         self.tallies.conflicting_replies += 1
         self._is_disowned = True
         self.has_replay = False

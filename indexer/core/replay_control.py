@@ -367,7 +367,7 @@ class ReplayControl(StreamProgress):
             self._give_up_before(self.backlog.first)
 
     def _end_replay(self, outcome: str, now: float) -> None:
-        self.tallies.count_replay(outcome)
+        self.tallies.replays[outcome] += 1
         replay = self._replay
         self._stop_replay()
         if self.is_unproven and replay is not None:

@@ -136,11 +136,11 @@ class EventStream(LiveVerdicts):
         self._read_to_end(now)
         self.tallies.messages += 1
         if len(frames) != LIVE_FRAMES:
-            self.tallies.count_bad_message("frames")
+            self.tallies.bad_messages["frames"] += 1
             return
         seq = read_sequence(frames[1])
         if seq is None or seq == END_MARKER:
-            self.tallies.count_bad_message("sequence")
+            self.tallies.bad_messages["sequence"] += 1
             return
         self.last_event_at = self._quiet_since = now
         payload = fitted(frames[2], self._limits.message_bytes_max)
@@ -201,7 +201,7 @@ class EventStream(LiveVerdicts):
 
     def on_breach(self) -> None:
         """Count a live connection that libzmq gave up: by a message longer than it may be."""
-        self.tallies.count_bad_message("breach")
+        self.tallies.bad_messages["breach"] += 1
 
     def on_timer(self, now: float, *, may_poll: bool = True) -> None:
         """Check for silence; call this a few times a second."""
@@ -372,7 +372,7 @@ class EventStream(LiveVerdicts):
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
         if self._is_garbage(payload):  # or its number would be trusted
-            self.tallies.count_bad_message("payload")
+            self.tallies.bad_messages["payload"] += 1
             return
         if self._passes_copy(seq, payload):
             return

@@ -7,6 +7,7 @@ add up the streams of a partition and what closed streams left behind. The layer
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -37,41 +38,27 @@ class StreamCounters:
     replayed_batches: int = 0
     other_block_size: int = 0  # of the last store event refused for its block size
     oversized_bytes: int = 0  # of the longest message refused for its size; 0: unknown
-    events: dict[Labels, int] = field(default_factory=dict)
+    events: Counter[Labels] = field(default_factory=Counter)
     # frames | sequence | payload | replay | oversized | breach
-    bad_messages: dict[str, int] = field(default_factory=dict)
-    replays: dict[str, int] = field(default_factory=dict)  # outcome → number that ended with it
+    bad_messages: Counter[str] = field(default_factory=Counter)
+    replays: Counter[str] = field(default_factory=Counter)  # that ended, by outcome
     # credited, or why blocks from before a restart were not
-    recalls: dict[str, int] = field(default_factory=dict)
+    recalls: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: StreamCounters) -> None:
         """Add another stream's counters to these."""
         for one in fields(self):
             mine, more = getattr(self, one.name), getattr(other, one.name)
-            if isinstance(mine, dict):
-                for label, count in more.items():
-                    mine[label] = mine.get(label, 0) + count
+            if isinstance(mine, Counter):
+                mine.update(more)
             elif one.name not in _NOT_ADDED:
                 setattr(self, one.name, mine + more)
 
     def count_event(self, kind: str, form: str, outcome: str, number: int = 1) -> None:
         """Count events of this kind, dialect and outcome."""
-        labels = (kind, form, outcome)
-        self.events[labels] = self.events.get(labels, 0) + number
-
-    def count_bad_message(self, reason: str) -> None:
-        """Count a message that is not a batch."""
-        self.bad_messages[reason] = self.bad_messages.get(reason, 0) + 1
+        self.events[kind, form, outcome] += number
 
     def count_oversized(self, size: int) -> None:
         """Count a message refused for its size, in bytes."""
-        self.count_bad_message("oversized")
+        self.bad_messages["oversized"] += 1
         self.oversized_bytes = max(self.oversized_bytes, size)
-
-    def count_replay(self, outcome: str) -> None:
-        """Count a replay that ended."""
-        self.replays[outcome] = self.replays.get(outcome, 0) + 1
-
-    def count_recall(self, outcome: str) -> None:
-        """Count a verdict on blocks from before a restart."""
-        self.recalls[outcome] = self.recalls.get(outcome, 0) + 1

@@ -10,16 +10,14 @@ does not wait for, because the system's resolver may take half a minute.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
 import socket
-import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from indexer.core.egress import Egress, read_address
+from indexer.edge.io_threads import IoThreads
 from indexer.errors import EndpointRefused, HostNotFound
 from indexer.happy_eyeballs import connect_first
 from indexer.types import EgressSettings
@@ -84,11 +82,9 @@ class Addresses:
         self._clock = clock
         self._look_up = look_up or _look_up
         self._known: OrderedDict[str, tuple[float, list[Address]]] = OrderedDict()
-        self._running: dict[str, list[asyncio.Future[list[Address]]]] = {}  # name → who waits
+        self._running: dict[str, asyncio.Future[list[Address]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._questions: queue.SimpleQueue[tuple[str, asyncio.AbstractEventLoop] | None]
-        self._questions = queue.SimpleQueue()
-        self._threads = 0
+        self._threads = IoThreads("names", THREADS)
         self._trials = asyncio.Semaphore(TRIALS_MAX)
         self.unreachable = 0
         self.refused = {"scheme": 0, "address": 0, "resolved": 0}
@@ -98,9 +94,9 @@ class Addresses:
         """Stop the threads and cancel pending lookups. Idempotent."""
         for task in list(self._tasks):
             task.cancel()
-        for _ in range(self._threads):
-            self._questions.put(None)
-        self._threads = 0
+        for lookup in list(self._running.values()):
+            lookup.cancel()
+        self._threads.close()
 
     # -- ZMQ endpoints -----------------------------------------------------------------------------
 
@@ -257,56 +253,42 @@ class Addresses:
             if not known:
                 raise HostNotFound(host, "it has no address")
             return known
-        waiting = self._running.get(host)
-        if waiting is None:
+        lookup = self._running.get(host)
+        if lookup is None:
             if len(self._running) >= self.settings.lookups_max:
                 self.lookups["left_out"] += 1
                 raise HostNotFound(host, "too many names are being resolved")
-            waiting = self._running[host] = []
-            self._ask(host)
-        future: asyncio.Future[list[Address]] = asyncio.get_running_loop().create_future()
-        waiting.append(future)
+            lookup = asyncio.wrap_future(self._threads.begin(self._ask, host))
+            self._running[host] = lookup
+            lookup.add_done_callback(lambda done: self._hear(host, done))
         try:
             async with asyncio.timeout(self.settings.lookup_timeout_s):
-                found = await future
+                found = await asyncio.shield(lookup)  # others may wait for it, too
         except TimeoutError:
             self.lookups["timeout"] += 1
             raise HostNotFound(host, "no answer in time") from None
-        finally:
-            with contextlib.suppress(ValueError):
-                waiting.remove(future)
         if not found:
             raise HostNotFound(host, "it has no address")
         return found
 
-    def _ask(self, host: str) -> None:
-        if self._threads < min(THREADS, len(self._running)):
-            self._threads += 1
-            threading.Thread(target=self._work, name="names", daemon=True).start()
-        self._questions.put((host, asyncio.get_running_loop()))
+    def _ask(self, host: str) -> list[Address]:
+        """Look a name up; in a thread."""
+        try:
+            names = self._look_up(host)
+        except (OSError, ValueError):  # ValueError (UnicodeError): not a valid name
+            return []
+        return [one for one in map(read_address, names) if one is not None]
 
-    def _work(self) -> None:
-        """Answer lookups; runs in its own thread."""
-        while (question := self._questions.get()) is not None:
-            host, loop = question
-            try:
-                found = self._look_up(host)
-            except (OSError, ValueError):  # ValueError (UnicodeError): not a valid name
-                found = []
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
-                loop.call_soon_threadsafe(self._heard, host, found)
-
-    def _heard(self, host: str, found: list[str]) -> None:
-        waiting = self._running.pop(host)
-        addresses = [one for one in map(read_address, found) if one is not None]
-        self.lookups["found" if addresses else "failed"] += 1
+    def _hear(self, host: str, lookup: asyncio.Future[list[Address]]) -> None:
+        del self._running[host]
+        if lookup.cancelled():
+            return
+        found = lookup.result()
+        self.lookups["found" if found else "failed"] += 1
         self._known.pop(host, None)
-        self._known[host] = self._clock() + self.settings.lookup_cache_s, addresses
+        self._known[host] = self._clock() + self.settings.lookup_cache_s, found
         while len(self._known) > self.settings.lookups_max:
             self._known.popitem(last=False)
-        for future in waiting:
-            if not future.done():
-                future.set_result(addresses)
 
 
 def _look_up(host: str) -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 import zlib
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -101,7 +102,7 @@ class Recovery:
         self._addresses = addresses or Addresses(clock=clock)
         self.outcome: Outcome = "running"
         self.recovered: dict[Scope, list[WorkerRank]] = {}
-        self.failures: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
         self.bytes = self.events = self.blocks = self.skipped = self.conflicts = 0
         self._registry = registry
         self._make_room = make_room
@@ -120,7 +121,7 @@ class Recovery:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the service starts
             _log.exception("index recovery failed through an error of ours")
-            self._count("internal")
+            self.failures["internal"] += 1
             self.outcome = "failed"
         if self.outcome == "failed":
             _log.warning("No reachable selection indexer peers; starting with empty state")
@@ -154,13 +155,10 @@ class Recovery:
             await self._put_in_place(staged)
             _log.info("index recovery: %d blocks from %s", blocks, peer)
             return True
-        self._count(failure.kind)
+        self.failures[failure.kind] += 1
         _log.warning("index recovery: %s failed: %s", peer, failure)
         await self._discard(staged)
         return False
-
-    def _count(self, kind: str) -> None:
-        self.failures[kind] = self.failures.get(kind, 0) + 1
 
     # -- reading -----------------------------------------------------------------------------------
 

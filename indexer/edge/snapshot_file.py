@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import threading
+from collections import Counter
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeVar
 
@@ -199,7 +200,7 @@ class SnapshotReader:
             OSError: it cannot be read.
         """
         self.entries: dict[tuple[Scope, WorkerRank], SnapshotEntry] = {}
-        self.damage: dict[str, int] = {}
+        self.damage: Counter[str] = Counter()
         self._file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
         self._number = 0
         try:
@@ -231,20 +232,17 @@ class SnapshotReader:
             raise BadSnapshot("frames have changed since they were read first")
         return pieces
 
-    def _count(self, kind: str) -> None:
-        self.damage[kind] = self.damage.get(kind, 0) + 1
-
     def _scan(self) -> None:
         header = self._file.read(_HEADER.size)
         if len(header) != _HEADER.size or not header.startswith(MAGIC):
-            self._count("header")
+            self.damage["header"] += 1
             return
         self._number = _HEADER.unpack(header)[1]
         head: RankHead | None = None
         start = frames = 0
         for kind, payload in self._frames(_HEADER.size):
             if payload is None:
-                self._count("frame")
+                self.damage["frame"] += 1
                 head = None
             elif kind == _LAST:
                 return
@@ -258,14 +256,14 @@ class SnapshotReader:
                 if end is not None:
                     self.entries[head.key] = SnapshotEntry(head, end, start, frames)
                 head = None
-        self._count("torn")
+        self.damage["torn"] += 1
 
     def _decoded(self, decode: Callable[[bytes], T], payload: bytes) -> T | None:
         """Decode an intact frame, possibly written by another version of this program."""
         try:
             return decode(payload)
         except ValueError:  # msgspec's errors, and invalid UTF-8
-            self._count("frame")
+            self.damage["frame"] += 1
             return None
 
     def _frames(self, place: int) -> Iterator[tuple[int, bytes | None]]:

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 import time
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ import msgspec
 
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
 from indexer.core.endpoint import at_rank
-from indexer.edge.io_thread import IoThread
+from indexer.edge.io_threads import IoThreads
 from indexer.edge.snapshot_file import (
     NAME,
     PIECE_BYTES,
@@ -105,12 +106,12 @@ class IndexSnapshots:
         self.written_at: float | None = None
         self.seconds = 0.0
         self.bytes = self.blocks = self.ranks = self.writes = 0
-        self.failures: dict[str, int] = {}
-        self.left_out: dict[str, int] = {}
-        self.damage: dict[str, int] = {}
-        self.rejected: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.damage: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
         self._directory = directory
-        self._disk = IoThread("index-snapshot")
+        self._disk = IoThreads("index-snapshot")
         self._registry = registry
         self._clock = clock
         self._reader: SnapshotReader | None = None
@@ -144,7 +145,7 @@ class IndexSnapshots:
     def forget_unclaimed(self) -> None:
         """Drop ranks whose worker has not come in time, and close the file once it is used up."""
         if self._entries and self._clock() >= self._unclaimed_until:
-            self._reject("unclaimed", len(self._entries))
+            self.rejected["unclaimed"] += len(self._entries)
             self._entries = {}
         if self._reader is not None and not (self._entries or self._offered or self._is_loading):
             self._reader.close()
@@ -179,24 +180,21 @@ class IndexSnapshots:
             index = self._check(entry.head, source)
             await self._thaw(entry, stream, index)
         except _LeftOut as reason:
-            self._reject(str(reason))
+            self.rejected[str(reason)] += 1
         except (BadSnapshot, BadCheckpoint, OSError, ValueError) as error:
             _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
-            self._reject("damaged")
+            self.rejected["damaged"] += 1
         except asyncio.CancelledError:
             self._entries[source.key] = entry  # the snapshot written at shutdown still includes it
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the stream begins cold
             _log.exception("index snapshot: an error of ours")
-            self._reject("internal")
+            self.rejected["internal"] += 1
         finally:
             self._is_loading = False
         if stream.is_unproven:
             self._offered[stream] = entry
         return stream.is_unproven
-
-    def _reject(self, reason: str, count: int = 1) -> None:
-        _count(self.rejected, reason, count)
 
     def _check(self, head: RankHead, source: SnapshotSource) -> KvIndex:
         stream = source.stream
@@ -290,14 +288,14 @@ class IndexSnapshots:
         self, sources: list[SnapshotSource], positions: _Positions, listeners: Listeners
     ) -> bool:
         started = self._clock()
-        left_out: dict[str, int] = {}
+        left_out: Counter[str] = Counter()
         ranks = blocks = 0
         writer: SnapshotWriter | None = None
         try:
             writer = await self._disk.do(SnapshotWriter, self._directory)
             async for rank in self._ranks(sources, listeners, left_out):
                 if writer.written + rank.size > self.limits.bytes_max:
-                    _count(left_out, "no_room")
+                    left_out["no_room"] += 1
                     continue
                 ranks += 1
                 blocks += sum(rank.end.blocks)
@@ -325,7 +323,7 @@ class IndexSnapshots:
         return True
 
     async def _ranks(
-        self, sources: list[SnapshotSource], listeners: Listeners, left_out: dict[str, int]
+        self, sources: list[SnapshotSource], listeners: Listeners, left_out: Counter[str]
     ) -> AsyncIterator[RankSnapshot]:
         self.forget_unclaimed()
         self._offered = {s: entry for s, entry in self._offered.items() if s.is_unproven}
@@ -338,12 +336,12 @@ class IndexSnapshots:
                     else await self._carry_over(carried)
                 )
             except _LeftOut as reason:
-                _count(left_out, str(reason))
+                left_out[str(reason)] += 1
         for entry in list(self._entries.values()):
             try:
                 yield await self._carry_over(entry)
             except _LeftOut as reason:
-                _count(left_out, str(reason))
+                left_out[str(reason)] += 1
 
     async def _carry_over(self, entry: SnapshotEntry) -> RankSnapshot:
         assert self._reader is not None
@@ -355,7 +353,7 @@ class IndexSnapshots:
 
     def _failed(self, error: OSError) -> None:
         is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        _count(self.failures, "disk_full" if is_full else "unwritable")
+        self.failures["disk_full" if is_full else "unwritable"] += 1
         _log.error("index snapshot: not written, the old one stays: %s", error)
 
     async def _freeze(self, source: SnapshotSource, listeners: Listeners) -> RankSnapshot:
@@ -432,7 +430,3 @@ class IndexSnapshots:
         if not stream.is_at_rest or stream.memory() != memory:
             raise _LeftOut("changed")
         return RankSnapshot(_encode(head), pieces, RankEnd(runs, blocks))
-
-
-def _count(counts: dict[str, int], reason: str, count: int = 1) -> None:
-    counts[reason] = counts.get(reason, 0) + count

@@ -125,7 +125,7 @@ class WarmStart:
             )
         except Exception:  # noqa: BLE001 - it costs one snapshot and nothing else
             _log.exception("index snapshot: not written through an error of ours")
-            self.snapshots.failures["internal"] = self.snapshots.failures.get("internal", 0) + 1
+            self.snapshots.failures["internal"] += 1
             return False
 
     async def _keep_writing(self) -> None:

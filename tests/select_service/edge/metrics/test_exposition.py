@@ -155,8 +155,8 @@ async def test_events_are_counted_by_kind_dialect_and_outcome(
     add_worker(service)
     (stream,) = service.core.registry.streams()
     stream.tallies.count_event("stored", "array", "applied")
-    stream.tallies.count_bad_message("frames")
-    stream.tallies.count_replay("complete")
+    stream.tallies.bad_messages["frames"] += 1
+    stream.tallies.replays["complete"] += 1
     stream.tallies.gaps += 2
     stream.tallies.restarts += 1
     stream.lost_batches = 3

@@ -72,8 +72,8 @@ async def use_all(client: httpx.AsyncClient, service: Driver, round_: int = 0) -
             await client.post("/select_and_reserve", json=body)
     for stream in service.core.registry.streams():
         stream.tallies.gaps += 1
-        stream.tallies.count_recall("credited")
-        stream.tallies.count_replay("complete")
+        stream.tallies.recalls["credited"] += 1
+        stream.tallies.replays["complete"] += 1
     for partition in service.core.partitions.values():
         keeper = partition.admission
         assert keeper is not None, "everything is judged"

@@ -8,12 +8,12 @@ import weakref
 
 import pytest
 
-from indexer.edge.io_thread import IoThread
+from indexer.edge.io_threads import IoThreads
 from tests.wait import PATIENCE_S
 
 
 async def test_one_after_another_in_one_thread_that_ends() -> None:
-    aside = IoThread("a disk")
+    aside = IoThreads("a disk")
     done: list[int] = []
     await asyncio.gather(*(aside.do(done.append, number) for number in range(20)))
     assert done == list(range(20))
@@ -27,7 +27,7 @@ async def test_one_after_another_in_one_thread_that_ends() -> None:
 
 
 async def test_who_is_cancelled_need_not_wait_and_what_has_begun_is_finished() -> None:
-    aside = IoThread("a disk")
+    aside = IoThreads("a disk")
     begun, moves = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -56,7 +56,7 @@ async def test_what_is_done_is_let_go_of() -> None:
     class Blocks:
         pass
 
-    aside = IoThread("a disk")
+    aside = IoThreads("a disk")
     blocks = Blocks()
     given = weakref.ref(blocks)
     came = weakref.ref(await aside.do(lambda _: Blocks(), blocks))
@@ -69,10 +69,10 @@ async def test_what_is_done_is_let_go_of() -> None:
 def test_a_process_ends_while_its_disk_stands_still() -> None:
     program = (
         "import asyncio, threading\n"
-        "from indexer.edge.io_thread import IoThread\n"
+        "from indexer.edge.io_threads import IoThreads\n"
         "async def run():\n"
         "    begun = threading.Event()\n"
-        "    IoThread('a disk').begin(lambda: (begun.set(), threading.Event().wait()))\n"
+        "    IoThreads('a disk').begin(lambda: (begun.set(), threading.Event().wait()))\n"
         "    while not begun.is_set():\n"
         "        await asyncio.sleep(0)\n"
         "asyncio.run(run())\n"

@@ -1,7 +1,7 @@
-"""Runs blocking disk work in its own thread, which shutdown does not wait for.
+"""Runs blocking work in threads of its own, which shutdown does not wait for.
 
-The event loop's own threads are joined before a process may exit: a thread stuck on a stalled disk
-would keep the process alive until somebody kills it.
+The event loop's own threads are joined before a process may exit: a thread stuck on a stalled disk,
+or in the system's resolver, would keep the process alive until somebody kills it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ R = TypeVar("R")
 _Work: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
-class IoThread:
-    """One thread, started on demand; jobs run one after another."""
+class IoThreads:
+    """A few threads, started on demand; one alone carries out its jobs one after another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads_max: int = 1) -> None:
         """Start no thread yet; the name is for people."""
         self._name = name
-        self._work: _Work | None = None
+        self._threads_max = threads_max
+        self._threads = 0
+        self._work: _Work = SimpleQueue()
 
     def begin(self, what: Callable[..., R], *given: object) -> Future[R]:
         """Queue a job; the returned future may be ignored."""
-        if self._work is None:
-            work: _Work = SimpleQueue()
-            self._work = work
-            threading.Thread(target=_do, args=(work,), name=self._name, daemon=True).start()
+        if self._threads < self._threads_max:
+            self._threads += 1
+            threading.Thread(target=_do, args=(self._work,), name=self._name, daemon=True).start()
         future: Future[R] = Future()
         self._work.put(lambda: _carry_out(future, what, given))
         return future
@@ -43,10 +44,10 @@ class IoThread:
         return await asyncio.wrap_future(self.begin(what, *given))
 
     def close(self) -> None:
-        """Let the thread end after its queued jobs. Idempotent."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.put(None)
+        """Let the threads end after the queued jobs. Idempotent."""
+        for _ in range(self._threads):
+            self._work.put(None)
+        self._threads, self._work = 0, SimpleQueue()
 
 
 def _do(work: _Work) -> None:
