@@ -27,11 +27,6 @@ class Tier(IntEnum):
     DISK = 2
     EXTERNAL = 3  # reported together with disk
 
-    @property
-    def wire_name(self) -> str:
-        """Name in /dump: device, host_pinned, disk or external."""
-        return self.name.lower()
-
 
 class WorkerRank(NamedTuple):
     """One data-parallel rank of one worker: the unit that owns load and blocks."""

@@ -81,11 +81,9 @@ class BlockBudget:
         return None if self.parts is None else self.parts.by_tenant.get(tenant_id)
 
     def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:
-        """Add the next sources to a round; True when there are none left, see `conclude`.
+        """Add the next sources, or steps without one, to a round; True when none are left.
 
-        Args:
-            weights: (source, blocks, bytes) each; None is a step without a source.
-            steps: upper bound on the steps taken.
+        `weights` are (source, blocks, bytes) each; see `conclude`.
         """
         for _ in range(steps):
             try:

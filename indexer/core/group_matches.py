@@ -33,12 +33,8 @@ def match_by_group(
 
     The last number says how many of the latter are external.
 
-    Args:
-        tree: the tree that was walked.
-        found: what the walk found.
-        masks: holders with blocks below the device, and those whose cache groups limit their
-            matches.
-        most: blocks that the latter match at most.
+    `found` is what a walk of the tree found. `masks` are the holders with blocks below the device,
+    and those whose cache groups limit their matches, which are of `most` blocks at most.
     """
     (groups, path, matched), (below, grouped) = found, masks
     plain = [(blocks, mask & ~grouped) for blocks, mask in groups if mask & ~grouped]

@@ -131,14 +131,7 @@ class Holder:
     def __init__(
         self, rank: WorkerRank, slot: int, holder_id: int, others: Sequence[Holder | None] = ()
     ) -> None:
-        """Make one that holds nothing.
-
-        Args:
-            rank: whose blocks it names.
-            slot: the rank's slot.
-            holder_id: its bit in masks.
-            others: all holders of the tree by their ids, as they come and go.
-        """
+        """Make one that holds nothing; `others` are all holders of the tree by their ids."""
         self.rank = rank
         self.slot = slot
         self.holder_id = holder_id

@@ -47,10 +47,7 @@ def count(
 ) -> Generator[None, None, tuple[tuple[int, int, int, int], int]]:
     """Return the blocks per tier and the estimated bytes, yielding after every few ranks.
 
-    Args:
-        tree: the blocks.
-        ranks: the attached ranks.
-        retired: ranks that left but are not yet swept: they take memory and hold nothing.
+    `retired` ranks have left but are not yet swept: they take memory and hold nothing.
     """
     size = device = host = disk = external = 0
     for number, holder in enumerate(list(ranks.values()), 1):

@@ -39,11 +39,8 @@ def held_together(
     O(nodes of all holders). Memory grows with the number of masks: at most one for each node and
     each of its cuts, and at most the sets of up to `most` holders.
 
-    Args:
-        holders: all holders.
-        live: mask of the holders that are present.
-        most: blocks with more holders than this are left out; the caller removes no more ranks than
-            that.
+    `live` is the mask of the holders that are present. Blocks with more than `most` holders are
+    left out: the caller removes no more ranks than that.
     """
     together: dict[int, int] = {}
     copies: dict[int, int] = {}

@@ -38,14 +38,9 @@ def heal(tree: RadixTree, holder: Holder) -> bool:
 
 
 def drop_old(tree: RadixTree, holder: Holder, most: int, here: int, ranks: int) -> int:
-    """Drop the least missed orphans until at most `most` wait; return how many blocks went.
+    """Drop the least missed orphans until at most `most` blocks wait; return how many went.
 
-    Args:
-        tree: the tree with the orphans.
-        holder: the rank that stored last.
-        most: blocks that may wait.
-        here: mask of the holders that have not left.
-        ranks: number of those holders.
+    `holder` stored last; `here` is the mask of the `ranks` holders that have not left.
     """
     dropped = 0
     while tree.orphan_blocks > most:

@@ -25,13 +25,7 @@ class Replays:
     def __init__(
         self, sockets: Sockets, addresses: Addresses, queue: Callable[[StreamSockets], None]
     ) -> None:
-        """Ask nobody yet.
-
-        Args:
-            sockets: opens dealers.
-            addresses: where they may connect.
-            queue: gives a feed its turn, which reads its dealer.
-        """
+        """Ask nobody yet; `queue` gives a feed its turn, which reads its dealer."""
         self._sockets = sockets
         self._addresses = addresses
         self._queue = queue

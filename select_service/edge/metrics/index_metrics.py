@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.types import Tier
+from indexer.core.dump import TIER_OF
 from select_service.edge.driver.sources import state_of
 from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import MetricRow, MetricTable, paced, total, value
@@ -31,7 +31,7 @@ _INDEX: Final[tuple[MetricRow[IndexStats], ...]] = (
     value(
         "index_holdings",
         "(rank, block) pairs held.",
-        lambda stats: {tier.wire_name: stats.holdings[tier] for tier in Tier},
+        lambda stats: {name: stats.holdings[tier] for name, tier in TIER_OF.items()},
         "tier",
     ),
     value("index_bytes", "Memory of the index, estimated.", lambda stats: stats.bytes),
