@@ -28,6 +28,9 @@ class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
     """Positional BlockStored, vLLM to 0.23 and SGLang to 0.5.19."""
 
     locality: ClassVar[str | None] = None
+    cache_salt: ClassVar[str | None] = None
+    mm_keys: ClassVar[list[list[object] | None] | None] = None
+    block_mm_infos: ClassVar[list[dict[str, object] | None] | None] = None
 
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None

@@ -37,15 +37,66 @@ def is_ambiguous_salt(salt: str) -> bool:
 
 
 class ExtraKeys:
-    """The extra keys of the blocks of one store event."""
+    """The extra keys of the blocks of one store event, in each way that engines write them.
+
+    Attributes:
+        salt: Of the whole prompt; "" for none.
+    """
 
     __slots__ = ("_blocks", "_media", "_opaque", "salt")
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        extra_keys: Sequence[list[object] | None] | None,
+        mm_keys: Sequence[list[object] | None] | None,
+        mm_infos: Sequence[dict[str, object] | None] | None,
+        *,
+        lora_name: str,
+        is_root: bool,
+        has_bare_media: bool,
+    ) -> None:
+        """Read what there is.
+
+        Args:
+            blocks: their number.
+            extra_keys: vLLM's: adapter name, media items, salt, digest of prompt embeddings.
+            mm_keys: TensorRT-LLM's: `{"type": "mm_key", "hash": hex, "start_offset": n}`.
+            mm_infos: Dynamo's: `{"mm_objects": [{"mm_hash": u64, "offsets": …}]}`.
+            lora_name: of the event; "" for none.
+            is_root: whether the first block begins a sequence.
+            has_bare_media: whether media items are bare identifiers of 64 hex digits, and no lists.
+
+        Raises:
+            ValueError: Not one entry per block.
+        """
         self._blocks = blocks
         self._media: dict[int, list[int]] = {}
         self._opaque: dict[int, bytes] = {}
         self.salt = ""
+        for per_block in (extra_keys, mm_keys, mm_infos):
+            if per_block and len(per_block) != blocks:
+                raise ValueError(f"{len(per_block)} entries for {blocks} blocks")
+        for block, keys in enumerate(extra_keys or ()):
+            if keys:
+                # the adapter's name comes first in every block; a salt may be the same text, but
+                # follows it
+                rest = keys[1:] if lora_name and keys[0] == lora_name else keys
+                may_be_salted = is_root and block == 0
+                self._read_keys(
+                    block, rest, may_be_salted=may_be_salted, has_bare_media=has_bare_media
+                )
+        for block, items in enumerate(mm_keys or ()):
+            for key in items or ():
+                self._add_media(block, key.get("hash") if isinstance(key, dict) else key)
+        for block, info in enumerate(mm_infos or ()):
+            objects = info.get("mm_objects") if info else ()
+            for item in objects if isinstance(objects, list) else ():
+                mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
+                if type(mm_hash) is int:
+                    self._media.setdefault(block, []).append(mm_hash & U64_MASK)
+                else:
+                    self._add_opaque(block, item)
 
     @property
     def media(self) -> list[list[int]] | None:
@@ -58,40 +109,6 @@ class ExtraKeys:
     def opaque(self) -> dict[int, bytes] | None:
         """Block → bytes that make it differ from every block a request can describe."""
         return self._opaque or None
-
-    def read_extra_keys(
-        self,
-        extra_keys: Sequence[list[object] | None],
-        lora_name: str,
-        *,
-        is_root: bool,
-        has_bare_media: bool,
-    ) -> None:
-        """Read vLLM's keys: adapter name, media items, salt, digest of prompt embeddings.
-
-        Args:
-            extra_keys: by block.
-            lora_name: of the event; "" for none.
-            is_root: whether the first block begins a sequence.
-            has_bare_media: whether media items are bare identifiers of 64 hex digits, and no lists.
-
-        Raises:
-            ValueError: Not one entry per block.
-        """
-        self._check_length(extra_keys)
-        if not any(extra_keys):
-            return
-        for block, keys in enumerate(extra_keys):
-            if keys:
-                # the adapter's name comes first in every block; a salt may be the same text, but
-                # follows it
-                rest = keys[1:] if lora_name and keys[0] == lora_name else keys
-                self._read_keys(
-                    block,
-                    rest,
-                    may_be_salted=is_root and block == 0,
-                    has_bare_media=has_bare_media,
-                )
 
     def _read_keys(
         self, block: int, keys: Sequence[object], *, may_be_salted: bool, has_bare_media: bool
@@ -107,38 +124,6 @@ class ExtraKeys:
                 self.salt = key
             else:
                 self._add_opaque(block, key)
-
-    def read_mm_keys(self, mm_keys: Sequence[list[object] | None]) -> None:
-        """Read TensorRT-LLM's keys: `{"type": "mm_key", "hash": hex, "start_offset": n}`.
-
-        Raises:
-            ValueError: Not one entry per block.
-        """
-        self._check_length(mm_keys)
-        for block, keys in enumerate(mm_keys):
-            for key in keys or ():
-                self._add_media(block, key.get("hash") if isinstance(key, dict) else key)
-
-    def read_mm_infos(self, infos: Sequence[dict[str, object] | None]) -> None:
-        """Read Dynamo's form: `{"mm_objects": [{"mm_hash": u64, "offsets": …}]}`.
-
-        Raises:
-            ValueError: Not one entry per block.
-        """
-        self._check_length(infos)
-        for block, info in enumerate(infos):
-            objects = info.get("mm_objects") if info else ()
-            for item in objects if isinstance(objects, list) else ():
-                mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
-                if type(mm_hash) is int:
-                    self._media.setdefault(block, []).append(mm_hash & U64_MASK)
-                else:
-                    self._add_opaque(block, item)
-
-    def _check_length(self, per_block: Sequence[object]) -> None:
-        if len(per_block) != self._blocks:
-            msg = f"{len(per_block)} entries for {self._blocks} blocks"
-            raise ValueError(msg)
 
     def _add_media(self, block: int, identifier: object) -> None:
         hashed = media_hash(identifier) if isinstance(identifier, str) else None

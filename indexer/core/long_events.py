@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import structs
 from msgspec.msgpack import Decoder
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from indexer.core.dialects import WireEvent
     from indexer.core.events import Names
-
-    Lists = Sequence[list[object] | None]
-    Maps = Sequence[dict[str, object] | None]
 
 T = TypeVar("T")
 BlockKey = list[object] | dict[str, object] | None
@@ -310,7 +307,13 @@ def _colour(
                 yield
         count = min(len(piece) for piece in ready.values())
         keys = {name: piece[:count] for name, piece in ready.items()}
-        extra_keys = _extra_keys_of(keys, count, wire, stored.lora_name, is_first=not at)
+        extra_keys = ExtraKeys(
+            count,
+            *map(keys.get, _KEYS),  # type: ignore[arg-type] # as their decoders made them
+            lora_name=stored.lora_name,
+            is_root=wire.parent_block_hash is None and not at,
+            has_bare_media=wire.has_bare_media,
+        )
         salt = salt or extra_keys.salt
         found = extra_keys.media
         if found is None:
@@ -328,29 +331,6 @@ def _colour(
         mm_hashes=(media[0:blocks] if is_short else media) if media.has_values else None,
         opaque=(dict(opaque) if is_short else opaque) if opaque else None,
     )
-
-
-def _extra_keys_of(
-    keys: dict[str, Sequence[BlockKey]],
-    blocks: int,
-    wire: MapStored | ArrayStored,
-    lora_name: str,
-    *,
-    is_first: bool,
-) -> ExtraKeys:
-    extra_keys = ExtraKeys(blocks)
-    if "extra_keys" in keys:
-        extra_keys.read_extra_keys(
-            cast("Lists", keys["extra_keys"]),
-            lora_name,
-            is_root=wire.parent_block_hash is None and is_first,
-            has_bare_media=wire.has_bare_media,
-        )
-    if "mm_keys" in keys:
-        extra_keys.read_mm_keys(cast("Lists", keys["mm_keys"]))
-    if "block_mm_infos" in keys:
-        extra_keys.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
-    return extra_keys
 
 
 def _pieces(

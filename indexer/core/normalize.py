@@ -194,10 +194,8 @@ def normal_event(event: WireEvent | BadEvent) -> Event:
     Raises:
         ValueError: the event is malformed. Likewise TypeError and OverflowError.
     """
-    if isinstance(event, MapStored):
-        return _map_stored(event)
-    if isinstance(event, ArrayStored):
-        return _array_stored(event)
+    if isinstance(event, MapStored | ArrayStored):
+        return _stored(event)
     if isinstance(event, REMOVALS):
         return _removed(event, 1)
     if isinstance(event, _CLEARS):
@@ -215,26 +213,6 @@ def _removed(event: MapRemoved | ArrayRemoved, joined: int) -> BlockRemoved:
     )
 
 
-def _map_stored(event: MapStored) -> BlockStored:
-    extra_keys = None
-    if _has_extra_keys(event) or event.mm_keys or event.block_mm_infos:
-        extra_keys = _extra_keys(event, event.lora_name or "")
-        if event.mm_keys:
-            extra_keys.read_mm_keys(event.mm_keys)
-        if event.block_mm_infos:
-            extra_keys.read_mm_infos(event.block_mm_infos)
-    return _stored(event, event.lora_name or "", event.cache_salt or "", extra_keys)
-
-
-def _array_stored(event: ArrayStored) -> BlockStored:
-    name, salt = "", ""
-    if isinstance(event.lora_name, dict):
-        salt = _text(event.lora_name.get("cache_salt"))
-    elif event.lora_name:
-        name = event.lora_name
-    return _stored(event, name, salt, _extra_keys(event, name) if _has_extra_keys(event) else None)
-
-
 def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
     keys = event.extra_keys
     if not keys:
@@ -243,33 +221,35 @@ def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
     return any(keys) or len(keys) != len(event.block_hashes)
 
 
-def _extra_keys(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
-    extra_keys = ExtraKeys(len(event.block_hashes))
-    if event.extra_keys:
-        extra_keys.read_extra_keys(
-            event.extra_keys,
-            lora_name,
-            is_root=event.parent_block_hash is None,
-            has_bare_media=event.has_bare_media,
-        )
-    return extra_keys
-
-
-def _stored(
-    event: ArrayStored | MapStored, lora_name: str, salt: str, extra_keys: ExtraKeys | None
-) -> BlockStored:
+def _stored(event: ArrayStored | MapStored) -> BlockStored:
     if event.block_size < 0:
         raise ValueError("negative block size")
-    parent = event.parent_block_hash
+    name: str | dict[str, object] = event.lora_name or ""
+    salt = event.cache_salt or ""
+    if not isinstance(name, str):
+        salt = _text(name.get("cache_salt"))
+        name = ""
+    parent, extra_keys = event.parent_block_hash, None
+    if _has_extra_keys(event) or event.mm_keys or event.block_mm_infos:
+        extra_keys = ExtraKeys(
+            len(event.block_hashes),
+            event.extra_keys,
+            event.mm_keys,
+            event.block_mm_infos,
+            lora_name=name,
+            is_root=parent is None,
+            has_bare_media=event.has_bare_media,
+        )
+        salt = extra_keys.salt or salt
     return BlockStored(
         block_hashes=unsigned(event.block_hashes),
         parent=None if parent is None else _hash(parent),
         token_ids=event.token_ids,
         block_size=event.block_size,
         tier=_tier(event.medium),
-        lora_name=lora_name,
-        has_nameless_adapter=event.lora_id is not None and not lora_name,
-        cache_salt=(extra_keys.salt if extra_keys else "") or salt,
+        lora_name=name,
+        has_nameless_adapter=event.lora_id is not None and not name,
+        cache_salt=salt,
         mm_hashes=extra_keys.media if extra_keys else None,
         opaque=extra_keys.opaque if extra_keys else None,
         group=_group(event.group_idx),
