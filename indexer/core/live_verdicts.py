@@ -111,8 +111,7 @@ class LiveVerdicts(Repair):
             return SequenceVerdict.RESTARTED
         if self._is_beyond_heard(seq):  # only a replay has told of this number, and was wrong
             self.tallies.replays["other_engine"] += 1
-            self._is_disowned = True
-            self.has_replay = False
+            self._distrust_endpoint()
             if self.cursor.heard is None:
                 self._begin_anew()  # it is the first batch of the engine that we hear
                 return SequenceVerdict.GAP if seq else SequenceVerdict.CONTIGUOUS

@@ -91,13 +91,6 @@ def pack_names(names: Sequence[int]) -> PackedHashes:
     return struct.pack(f"<{len(names)}Q", *names)
 
 
-def pack_backwards(names: Sequence[int]) -> PackedHashes:
-    """Pack unsigned 64-bit numbers in reverse order."""
-    if isinstance(names, array | memoryview) and not _SWAP:
-        return names[::-1].tobytes()
-    return struct.pack(f"<{len(names)}Q", *reversed(names))
-
-
 def numbers_in(packed: PackedHashes) -> array[int]:
     """Return the hashes as an array of unsigned numbers, which creates no object per hash."""
     numbers = array("Q")

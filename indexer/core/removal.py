@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.holdings import pack_name
 from indexer.core.node import EDGE_BLOCKS_MAX, all_ones, bits
-from indexer.core.packing import pack_backwards, pack_names
+from indexer.core.packing import pack_names
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tupl
     second = pack_name(names[done + 1])
     if position and run.startswith(second, at - HASH_BYTES):
         most = min(most, position + 1)
-        backwards = pack_backwards(names[done : done + most])
+        backwards = pack_names(names[done : done + most][::-1])
         end = at + HASH_BYTES
 
         def agree(count: int) -> bool:

@@ -481,8 +481,7 @@ class Repair(ReplayControl):
         # Another engine's past was believed. It goes, and what was heard live is applied once more.
         self.tallies.replays["other_engine"] += 1
         self.tallies.conflicting_replies += 1
-        self._is_disowned = True
-        self.has_replay = False
+        self._distrust_endpoint()
         self._writer.finish()
         self._writer.forget_blocks()
         self._lose(number)

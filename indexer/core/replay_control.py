@@ -317,10 +317,13 @@ class ReplayControl(StreamProgress):
         It is not asked again before the connection is renewed. Until the next live number it is
         open whether the engine has been replaced unnoticed.
         """
-        self._is_disowned = True
-        self.has_replay = False
+        self._distrust_endpoint()
         self._doubt()
         self._abandon("other_engine", now)
+
+    def _distrust_endpoint(self) -> None:
+        self._is_disowned = True
+        self.has_replay = False
 
     def _drop_suspects(self, replay: StreamReplay) -> None:
         """The engine has sent everything, without these batches: another engine sent them."""

@@ -110,10 +110,7 @@ class Addresses:
         if not target.host:
             return endpoint
         address = read_address(target.host)
-        why = self.egress.why_not(target.host, address)
-        if why is not None:
-            self.refused["address"] += 1
-            raise EndpointRefused(endpoint, why)
+        self._check(endpoint, self.egress.why_not(target.host, address))
         if address is not None:
             return target.at(address)
         known = self._remembered(target.host)
@@ -170,6 +167,11 @@ class Addresses:
             self.refused["scheme"] += 1
             raise
 
+    def _check(self, asked: str, why: str | None) -> None:
+        if why is not None:
+            self.refused["address"] += 1
+            raise EndpointRefused(asked, why)
+
     # -- of several addresses ----------------------------------------------------------------------
 
     def _allowed(self, asked: str, host: str, addresses: list[Address]) -> list[Address]:
@@ -216,15 +218,9 @@ class Addresses:
             raise HostNotFound(url, str(error)) from None
         address = read_address(host)
         if address is not None:
-            why = self.egress.why_not(host, address)
-            if why is not None:
-                self.refused["address"] += 1
-                raise EndpointRefused(url, why)
+            self._check(url, self.egress.why_not(host, address))
             return CheckedUrl(url, {}, {})
-        why = self.egress.why_not(host) if host else "it names no host"
-        if why is not None:
-            self.refused["address"] += 1
-            raise EndpointRefused(url, why)
+        self._check(url, self.egress.why_not(host) if host else "it names no host")
         allowed = self._allowed(url, host, await self._resolve(host))
         found = allowed[0]
         if len(allowed) > 1:

@@ -188,8 +188,7 @@ class Listeners:
         feed = self._feeds.get(id(stream))
         if feed is not None and feed.is_held:
             feed.is_held = False
-            if stream.request is not feed.request:
-                self._sync_replay(feed)
+            self._sync_replay(feed)
             self._watch_socket(feed)
             self._replays.watch(feed)
             self._schedule.always(id(stream))
@@ -331,9 +330,7 @@ class Listeners:
                 self._report(error)
                 stream.on_fault()
                 is_idle = False
-            if stream.request is not feed.request:
-                self._sync_replay(feed)
-            elif is_idle:
+            if not self._sync_replay(feed) and is_idle:
                 return False
             if now >= end:
                 break
@@ -425,8 +422,7 @@ class Listeners:
         if feed.reconnect_at is not None and now >= feed.reconnect_at:
             self._connect_again(feed, now)
         feed.stream.on_timer(now, may_poll=len(self._replays) < self._limits.polls_max)
-        if feed.stream.request is not feed.request:
-            self._sync_replay(feed)
+        self._sync_replay(feed)
         if feed.stream.is_busy or feed.is_faulty:
             feed.is_faulty = False
             self._queue(feed)
@@ -453,8 +449,7 @@ class Listeners:
                 self._schedule.at(id(feed.stream), feed.reconnect_at)
             elif feed.is_connected:
                 self._schedule.always(id(feed.stream))  # it may want a replay earlier than before
-        if feed.stream.request is not feed.request:
-            self._sync_replay(feed)
+        self._sync_replay(feed)
 
     def _connect_again(self, feed: StreamSockets, now: float) -> None:
         feed.connect_again(now)
@@ -471,10 +466,13 @@ class Listeners:
 
     # -- replays -----------------------------------------------------------------------------------
 
-    def _sync_replay(self, feed: StreamSockets) -> None:
-        """Start or stop a replay as the stream requests."""
+    def _sync_replay(self, feed: StreamSockets) -> bool:
+        """Start or stop a replay if the stream requests another one; return whether it does."""
+        if feed.stream.request is feed.request:
+            return False
         self._schedule.always(id(feed.stream))  # until a visit finds that no replay runs
         self._replays.sync(feed)
+        return True
 
     def _report(self, error: Exception) -> None:
         self.faults += 1
