@@ -125,7 +125,7 @@ def parser() -> CommandParser:
         "replay",
         help="Compares policies on recorded requests.",
         description="Plays recorded requests to a simulated fleet under several policies, and "
-        "tells what each would have cost and kept.",
+        "shows what each would have cost and kept.",
         examples="select-planner replay --trace requests.jsonl --profile-results-dir profile "
         "--out replay.html",
     )
@@ -180,7 +180,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _plain(answer: dict[str, object], question: PlanSettings) -> str:
-    lines = _in_words(answer, question)
+    lines = _summary(answer, question)
     lines += [f"{name}: {answer[name]}" for name in ("error", "message", "gpus") if name in answer]
     terms = answer["intermediate"]
     assert isinstance(terms, dict), "both modes make one"
@@ -193,7 +193,7 @@ def _plain(answer: dict[str, object], question: PlanSettings) -> str:
     return "\n".join([*lines, *table])
 
 
-def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
+def _summary(answer: dict[str, object], question: PlanSettings) -> list[str]:
     """Say in a sentence what the plan is, and whether it keeps the targets."""
     if "error" in answer:
         return []
@@ -205,9 +205,9 @@ def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
         ("infeasible", "{}"),
         ("short_of_gpus", "a larger --max-gpu-budget is needed for {}"),
     ):
-        if told := answer.get(why):
-            assert isinstance(told, list), "one for each role"
-            because = remedy.format(" and ".join(map(str, told)))
+        if reasons := answer.get(why):
+            assert isinstance(reasons, list), "one for each role"
+            because = remedy.format(" and ".join(map(str, reasons)))
             return [f"Does not keep {targets}: {because}; the plan is {engines}."]
     return [f"{engines} keep {targets}."]
 
@@ -223,9 +223,9 @@ def _predict(arguments: argparse.Namespace) -> int:
             "select-planner predict: type a JSON list of numbers, e.g. [10, 12]; Ctrl-D ends it"
         )
     series = what_if.read_series(sys.stdin.read())
-    told = read_section(PredictSettings, arguments)
-    is_compatible = told.mode == "compatible"
-    settings = predictor_settings(told.predictor, told, compatible=is_compatible)
+    options = read_section(PredictSettings, arguments)
+    is_compatible = options.mode == "compatible"
+    settings = predictor_settings(options.predictor, options, compatible=is_compatible)
     _print(what_if.predict(settings, series))
     return 0
 
@@ -233,14 +233,14 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import replay_command  # the simulator
 
-    told = read_section(ReplayedSettings, arguments)
-    _expect_writable(told.out)
-    question = replay_command.question_of(told)
-    replayed = replay_command.replay(question, print_line=complain, quiet=told.quiet)
-    if told.json:
+    options = read_section(ReplayedSettings, arguments)
+    _expect_writable(options.out)
+    question = replay_command.question_of(options)
+    replayed = replay_command.replay(question, print_line=complain, quiet=options.quiet)
+    if options.json:
         _print(replay_command.brief(replayed))
-    if told.out is not None:
-        _write(told.out, replay_command.html(replayed, question, arguments.command_line))
+    if options.out is not None:
+        _write(options.out, replay_command.html(replayed, question, arguments.command_line))
     return 0
 
 

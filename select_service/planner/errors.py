@@ -36,7 +36,7 @@ class SourceError(PlannerError):
 
 
 class SelectorError(PlannerError):
-    """A selector that could not be asked about a worker, or told that it goes."""
+    """A selector that could not be asked about a worker, or informed that it goes."""
 
 
 class ConnectorError(PlannerError):

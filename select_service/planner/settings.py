@@ -55,8 +55,8 @@ def _url(*, with_user: bool = False) -> ValueType:
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or not text.isprintable():
-            told = redact(text)
-            raise ValueError(f"{told!r} is not http://HOST:PORT or https://HOST:PORT")
+            redacted = redact(text)
+            raise ValueError(f"{redacted!r} is not http://HOST:PORT or https://HOST:PORT")
         if "@" in text and not with_user:
             raise ValueError(f"{redact(text)!r} contains a user's name, which would not be sent")
         return text
@@ -228,7 +228,7 @@ class InspectSettings(Struct, frozen=True, kw_only=True):
 
 
 class RunSettings(TuningSettings, frozen=True, kw_only=True):
-    """What `run` is told."""
+    """The settings of `run`."""
 
     targets: Annotated[
         Path | None, file("FILE").common(), "file of several models, instead of the flags of one"
@@ -473,7 +473,7 @@ _USES: Final[tuple[tuple[tuple[str, ...], str, Callable[[RunSettings], bool]], .
         lambda one: one.targets is None,
     ),
 )
-"""Flags, what they are of, and whether that is asked for; the first that is left aside is told."""
+"""Flags, what they are of, and whether that is asked for; the first left aside is reported."""
 
 SECTIONS: Final = {
     "run": flags_of(RunSettings, inherited=True),

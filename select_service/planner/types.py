@@ -100,7 +100,7 @@ class Window:
     concurrency: Reading = _NOT_ASKED
     """Live requests, on average, of all engines together."""
     isl_mix: tuple[tuple[float, float], ...] = ()
-    """(prompt length, share of requests), where a histogram tells it."""
+    """(prompt length, share of requests), where a histogram shows it."""
     prefill_moments: Moments | Missing = _NOT_ASKED
     """Of first tokens: over the tokens to compute before them, on their rank."""
     itl_moments: Moments | Missing = _NOT_ASKED
@@ -179,7 +179,7 @@ class Target(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """What shall be, and why, in words."""
+    """What shall be, and why, as text."""
 
     targets: tuple[Target, ...]
     reasons: tuple[str, ...] = ()

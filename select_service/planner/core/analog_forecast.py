@@ -57,7 +57,7 @@ class AnalogForecast:
         self._trial: PastTrial | None = None
         self._untried = 0  # intervals since the last trial
         self._tables: dict[PoolKey, Table] = {}
-        self._heard_at: float | None = None
+        self._observed_at: float | None = None
         self._lately: deque[tuple[float, float, float]] = deque()  # (came, expected, seconds)
 
     def learn(self, one: Interval) -> None:
@@ -82,13 +82,13 @@ class AnalogForecast:
             del self._counts[:over]
             self._dropped += over
 
-    def hear(self, requests: float, seconds: float, end: float) -> None:
+    def observe(self, requests: float, seconds: float, end: float) -> None:
         """Add the arrivals of the seconds until `end`, monotonic."""
-        place, before = self._place, self._heard_at
-        self._heard_at = end
+        place, before = self._place, self._observed_at
+        self._observed_at = end
         if place is None:
             return
-        place.hear(requests, seconds, seconds if before is None else max(0.0, end - before))
+        place.observe(requests, seconds, seconds if before is None else max(0.0, end - before))
         self._lately.append((requests, place.rate * seconds, seconds))
         while sum(span for _, _, span in self._lately) - self._lately[0][2] >= COUNT_S:
             self._lately.popleft()
@@ -115,8 +115,8 @@ class AnalogForecast:
             tables_of: the late requests for each engine count, on a grid of rates.
         """
         counted = sum(1 for one in self._counts if math.isfinite(one))
-        is_told = self.is_asked and self._late_most is not None and not is_known
-        if not is_told or counted < LEARNT_MIN * PARTS:
+        is_used = self.is_asked and self._late_most is not None and not is_known
+        if not is_used or counted < LEARNT_MIN * PARTS:
             self._place, self._trial, self.price = None, None, None
             return
         past = Past(self._counts, part_s, lead_s)
@@ -127,7 +127,7 @@ class AnalogForecast:
             self._place = PastPosition(past)
             for count in self._counts[-PARTS:]:
                 if math.isfinite(count):
-                    self._place.hear(count, part_s, part_s)
+                    self._place.observe(count, part_s, part_s)
         else:
             self._place.move_to(past, self._dropped)
         self._dropped = 0
@@ -140,25 +140,25 @@ class AnalogForecast:
         """Return the target for a current count; None: abstain."""
         if self.price is None or self._place is None or self._trial is None or self._is_unlike:
             return None
-        told = self._place.most(self._trial.grid)
-        return self._tables[pool].next(told, self.price, current)
+        probabilities = self._place.most(self._trial.grid)
+        return self._tables[pool].next(probabilities, self.price, current)
 
     def worth(self, pool: PoolKey, count: int) -> str:
-        """Return what more engines than `count` would be worth, in words."""
+        """Return what more engines than `count` would be worth, as text."""
         if self.price is None or self._place is None or self._trial is None:
             return ""
         return self._tables[pool].why(self._place.most(self._trial.grid), self.price, count)
 
     @property
     def why(self) -> str:
-        """The current expectation, in words."""
+        """The current expectation, as text."""
         place, trial = self._place, self._trial
         if place is None or trial is None:
             return ""
-        told = place.most(trial.grid)
-        high = float(trial.grid[min(int(told.cumsum().searchsorted(0.9)), len(trial.grid) - 1)])
+        odds = place.most(trial.grid)
+        high = float(trial.grid[min(int(odds.cumsum().searchsorted(0.9)), len(trial.grid) - 1)])
         return (
-            f"{place.rate:.1f} requests/s come, and after times like this {told @ trial.grid:.1f} "
+            f"{place.rate:.1f} requests/s come, and after times like this {odds @ trial.grid:.1f} "
             f"at the most until engines start, {high:.1f} one time in ten"
         )
 

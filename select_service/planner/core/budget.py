@@ -39,8 +39,8 @@ def check_minima(needs: Sequence[PoolNeed], gpus_max: int) -> None:
     """
     total = sum(one.least * one.gpus for one in needs)
     if total > gpus_max:
-        told = " + ".join(f"{one.least} x {one.gpus} ({one.pool})" for one in needs)
-        raise InfeasiblePlan(f"the minima need {total} GPUs, {gpus_max} are allowed: {told}")
+        minima = " + ".join(f"{one.least} x {one.gpus} ({one.pool})" for one in needs)
+        raise InfeasiblePlan(f"the minima need {total} GPUs, {gpus_max} are allowed: {minima}")
 
 
 def share_out(needs: Sequence[PoolNeed], gpus_max: int) -> dict[PoolKey, int]:

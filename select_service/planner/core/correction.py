@@ -37,7 +37,7 @@ class Correction:
         """1 is as profiled, 2 twice as slow."""
         return math.exp(self._log)
 
-    def hear(self, measured: Reading, profiled: float, samples: float, *, steady: bool) -> bool:
+    def observe(self, measured: Reading, profiled: float, samples: float, *, steady: bool) -> bool:
         """Add one interval if it is meaningful; returns whether it was."""
         if not isinstance(measured, Value) or measured.value <= 0 or profiled <= 0:
             return False

@@ -103,7 +103,7 @@ def resampled(history: Sequence[Interval], had_s: float, interval_s: float) -> l
     """Return the same past, with the same end, in at most HISTORY_MAX intervals of another length.
 
     Traffic within an interval without parts is taken as even. Parts are dropped: those of another
-    length do not tell when in an interval requests come.
+    length do not show when in an interval requests come.
 
     Args:
         history: oldest first.
@@ -161,7 +161,7 @@ class Demand:
         self._expected: dict[int, dict[str, float]] = {}  # interval → model → forecast of requests
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
-        """Learn a trace, without treating zeros before the first live traffic as news."""
+        """Learn a trace, without taking zeros before the first live traffic as values."""
         self.recall(intervals)
         for predictor in self._all:
             predictor.begin_live()
@@ -189,7 +189,7 @@ class Demand:
     def count(self, requests: float, seconds: float, end: float) -> None:
         """Add the arrivals of the seconds until `end`, monotonic."""
         self._looks.count(requests, seconds, end)
-        self.lumps.hear(requests, seconds)
+        self.lumps.observe(requests, seconds)
 
     def observe(self, window: Window, now: float, interval_s: float | None = None) -> list[str]:
         """Add one interval; returns remarks worth reporting.
@@ -279,7 +279,7 @@ class Demand:
         return sum(one.requests * one.isl for one in known if one.isl is not None) / total
 
     @property
-    def untold(self) -> list[str]:
+    def missing_lengths(self) -> list[str]:
         """Lengths never reported although requests are expected: nothing can be sized."""
         if self._predictors.requests.predict() <= 0:
             return []
@@ -289,8 +289,8 @@ class Demand:
     def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
         """Return the forecasts of the coming intervals; of recurring traffic, part by part."""
         more = NEIGHBOURS if self.recurs else 0
-        told = [self.forecast(interval_s, step) for step in range(1, intervals + more + 1)]
-        known = [one for one in told if one is not None]
+        forecasts = [self.forecast(interval_s, step) for step in range(1, intervals + more + 1)]
+        known = [one for one in forecasts if one is not None]
         if not self.recurs:
             return [
                 Stretch(index * interval_s, (index + 1) * interval_s, one)
@@ -326,7 +326,7 @@ class Demand:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why forecasts may be worse than usual, in words."""
+        """Reasons why forecasts may be worse than usual, as text."""
         names = ("requests", "isl", "osl")
         return [
             f"the forecast of {name} goes on without a new fit: {one.why}"

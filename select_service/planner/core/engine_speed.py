@@ -1,9 +1,9 @@
 """How fast a model's engines are: as profiled, or as the selectors measured their ranks.
 
-Selectors tell sums over what ranks took for first tokens, by the tokens to compute before them, and
-between tokens, by the tokens of context. A straight line through each is half of a surface, like
-one of a profile. Without a profile both come from there; with one, a half that is measured to be
-more than twice as slow or fast is replaced: a smaller deviation is that of `correction.py`.
+Selectors report sums over what ranks took for first tokens, by the tokens to compute before them,
+and between tokens, by the tokens of context. A straight line through each is half of a surface,
+like one of a profile. Without a profile both come from there; with one, a half that is measured to
+be more than twice as slow or fast is replaced: a smaller deviation is that of `correction.py`.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ class LearntLine:
         self.age_s = 0.0
         self.problem = f"no {phase} has been measured"
 
-    def learn(self, told: Moments | Missing, seconds: float, passed_s: float) -> None:
+    def learn(self, moments: Moments | Missing, seconds: float, passed_s: float) -> None:
         """Add the measurements of a window, `passed_s` after the one before."""
         self.age_s += passed_s
-        if isinstance(told, Missing):
-            self.problem = told.why
+        if isinstance(moments, Missing):
+            self.problem = moments.why
             return
-        if not told.samples:
+        if not moments.samples:
             return
-        self.problem = _problem(self._phase, told)
+        self.problem = _problem(self._phase, moments)
         if self.problem:
             return
         kept = math.exp(-seconds / MEMORY_S)
         self.sums = Moments._make(
-            kept * old + new for old, new in zip(self.sums, told, strict=True)
+            kept * old + new for old, new in zip(self.sums, moments, strict=True)
         )
         self.age_s = 0.0
 
@@ -118,7 +118,7 @@ class LearntLine:
         Args:
             kv_tokens: a rank has.
             target_s: of times between tokens. Engines that were only measured beyond it may be
-                overloaded, or slow: lower loads tell which, and until then the first is assumed.
+                overloaded, or slow: lower loads show which, and until then the first is assumed.
         """
         count, x, y, xx, xy = self.sums
         if count < MEASUREMENTS_LEAST:
@@ -137,13 +137,13 @@ class LearntLine:
         return Line(base_s, max(slope, fastest), math.sqrt(xx / count))
 
 
-def _problem(phase: Phase, told: Moments) -> str:
+def _problem(phase: Phase, moments: Moments) -> str:
     """Return what is wrong with the growth of sums, naming it; empty: nothing."""
-    for name, number in zip(MOMENTS, told, strict=True):
+    for name, number in zip(MOMENTS, moments, strict=True):
         if not math.isfinite(number) or number <= 0.0:
             return f"moment {name} of {phase} is {number:g}, and there are measurements"
-    if told.xx * told.samples < told.x * told.x * (1.0 - _ROUNDING):
-        return f"moment tokens_squared of {phase} is {told.xx:g}: less than tokens allow"
+    if moments.xx * moments.samples < moments.x * moments.x * (1.0 - _ROUNDING):
+        return f"moment tokens_squared of {phase} is {moments.xx:g}: less than tokens allow"
     return ""
 
 
@@ -162,7 +162,7 @@ class KnownEngines:
     """What is known of engines besides their lines; kept over restarts."""
 
     kv_tokens: float | None = None
-    """Of a rank, as registered; None: not told."""
+    """Of a rank, as registered; None: not reported."""
     room: float | None = None
     """Tokens that a rank had in its batch while requests waited for a place in it; None: none was
     ever full."""
@@ -243,13 +243,13 @@ class EngineSpeed:
         passed_s: float | None = None,
         itl_ms: float = math.inf,
     ) -> list[str]:
-        """Take a window's measurements in; returns what they change, in words.
+        """Take a window's measurements in; returns what they change, as text.
 
         Args:
             window: what was measured.
             computed: share of prompt tokens not cached on any worker.
             passed_s: since the last window; None: those that it is of. A window covers the time of
-                those before it of which nothing was told.
+                those before it of which nothing was reported.
             itl_ms: the target.
         """
         if self._settings.source == "profile":
@@ -271,11 +271,11 @@ class EngineSpeed:
     def _learn_engines(self, window: Window, passed_s: float) -> None:
         """Learn what engines are besides fast: how many ranks they have, and how much room."""
         known = self.known
-        told_ranks: dict[Phase, Reading] = {
+        ranks_by_phase: dict[Phase, Reading] = {
             "prefill": window.prefill_worker_ranks,
             "decode": window.decode_worker_ranks,
         }
-        for phase, ranks in told_ranks.items():
+        for phase, ranks in ranks_by_phase.items():
             if isinstance(ranks, Value) and 1.0 <= ranks.value < math.inf:
                 known.ranks[phase] = ranks.value
         kv_tokens = window.rank_kv_tokens
@@ -284,15 +284,15 @@ class EngineSpeed:
         known.room_age_s += passed_s
         if known.room_age_s > self._settings.age_most_s:
             known.room = None
-        told = window.itl_moments
+        moments = window.itl_moments
         if (
-            isinstance(told, Missing)
-            or told.samples < ROOM_MEASUREMENTS
-            or _problem("decode", told)
+            isinstance(moments, Missing)
+            or moments.samples < ROOM_MEASUREMENTS
+            or _problem("decode", moments)
         ):
             return
-        before, self._load = self._load, math.sqrt(told.xx / told.samples)
-        step_s = told.y / told.samples
+        before, self._load = self._load, math.sqrt(moments.xx / moments.samples)
+        step_s = moments.y / moments.samples
         if self._wait_for_places(window, step_s):
             load = max(before, self._load)  # those that have ended now may have waited then
             # part of an interval may have been quiet; where engines were replaced it goes on

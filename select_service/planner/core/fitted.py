@@ -48,7 +48,7 @@ class Fitted:
         self._forecast: Forecast | None = None
         self._age = 0
         self._added = self._tried = 0
-        self._told: dict[int, float] = {}
+        self._cached: dict[int, float] = {}
         self.failed = 0
         self.why = ""
         """Why the last forecast is not from a fresh fit; empty: it is."""
@@ -61,13 +61,13 @@ class Fitted:
             self._forecast = None  # it has lost the beginning of its history
         self._age += 1
         self._added += 1
-        self._told = {}
+        self._cached = {}
 
     def predict(self, steps: int = 1) -> float:
         """Return the forecast, fitting first if due; cached until the next value."""
-        if steps not in self._told:
-            self._told[steps] = self._computed(steps)
-        return self._told[steps]
+        if steps not in self._cached:
+            self._cached[steps] = self._computed(steps)
+        return self._cached[steps]
 
     def _computed(self, steps: int) -> float:
         if not self._values:

@@ -73,24 +73,24 @@ class FleetPlan:
     ) -> ScalingDecision:
         """Decide after an interval; a pool in an unknown state keeps its count."""
         look_s = self._look(states, now)
-        told = [
+        reports = [
             model.observe(windows[model.key], self.interval_s, now, look_s, correct=self._correct)
             for model in self.models
             if model.key in windows
         ]
-        return self._decided(told, states, now)
+        return self._decided(reports, states, now)
 
     def fast(
         self, loads: Mapping[ModelKey, Load], states: Mapping[PoolKey, PoolState], now: float
     ) -> ScalingDecision:
         """Decide by the current load."""
         look_s = self._look(states, now)
-        told = [
+        reports = [
             model.react(loads[model.key], now, look_s)
             for model in self.models
             if model.key in loads
         ]
-        return self._decided(told, states, now)
+        return self._decided(reports, states, now)
 
     def affordable(
         self, targets: Sequence[Target], states: Mapping[PoolKey, PoolState]
@@ -125,9 +125,9 @@ class FleetPlan:
         return min(max(look_s, 0.0), self.interval_s)
 
     def _decided(
-        self, told: Sequence[ModelReport], states: Mapping[PoolKey, PoolState], now: float
+        self, reports: Sequence[ModelReport], states: Mapping[PoolKey, PoolState], now: float
     ) -> ScalingDecision:
-        reasons = [text for one in told for text in one.reasons]
+        reasons = [text for one in reports for text in one.reasons]
         needs = []
         for model, pool in self._pools():
             state = pool.state
@@ -161,14 +161,14 @@ class FleetPlan:
         return ScalingDecision(
             targets=tuple(Target.of(one.pool, counts[one.pool]) for one in needs),
             reasons=tuple(reasons),
-            infeasible=tuple(text for one in told for text in one.infeasible),
+            infeasible=tuple(text for one in reports for text in one.infeasible),
             gpus=unread + sum(counts[one.pool] * one.gpus for one in needs),
-            terms={name: value for one in told for name, value in one.terms.items()},
+            terms={name: value for one in reports for name, value in one.terms.items()},
         )
 
 
 def _need(model: PlannedModel, pool: PlannedPool, wanted: int) -> PoolNeed:
-    # a plan that was exceeded, or none, does not tell the need
+    # a plan that was exceeded, or none, does not show the need
     is_planned = pool.slow is not None and not pool.has_more
     engines = (pool.engines if is_planned else 0.0) or float(wanted)
     settings = pool.settings

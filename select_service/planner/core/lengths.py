@@ -29,8 +29,8 @@ class Lengths(NamedTuple):
         total = sum(share for _, share in kept)
         if not total:
             return None
-        told = sum(tokens * share for tokens, share in kept) / total
-        factor = mean / told if mean and told else 1.0
+        bucket_mean = sum(tokens * share for tokens, share in kept) / total
+        factor = mean / bucket_mean if mean and bucket_mean else 1.0
         return cls(tuple((tokens * factor, share / total) for tokens, share in kept))
 
     @property

@@ -22,7 +22,7 @@ _LARGER: Final = 2.0
 _REMEMBERED: Final = 720
 _COUNTS_MIN: Final = 24
 _REQUESTS_MIN: Final = 8.0
-"""Of two neighbours together; fewer are too few to tell, and speak against lumps."""
+"""Of two neighbours together; fewer are too few to decide, and count against lumps."""
 _MEDIAN: Final = 0.455  # of the square of a normal variable
 _WEIGHT: Final = 0.3  # of a new interval
 
@@ -41,7 +41,7 @@ class Lumps:
         self._last: tuple[float, float] | None = None
         self._squares: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def hear(self, requests: float, seconds: float) -> None:
+    def observe(self, requests: float, seconds: float) -> None:
         """Add the arrivals of the last seconds."""
         last, self._last = self._last, (requests, seconds)
         if last is None:
@@ -55,8 +55,8 @@ class Lumps:
 
     def judge(self) -> None:
         """Decide whether there are lumps. O(n log n)."""
-        is_told = len(self._squares) >= _COUNTS_MIN
-        found = median(self._squares) / _MEDIAN if is_told else 1.0
+        has_enough = len(self._squares) >= _COUNTS_MIN
+        found = median(self._squares) / _MEDIAN if has_enough else 1.0
         least = LUMPY if self.dispersion == 1.0 else _STILL_LUMPY
         self.dispersion = found if found >= least else 1.0
         if self.dispersion == 1.0:

@@ -45,43 +45,43 @@ class Table(NamedTuple):
     """Late requests per second: a row per count, a column per rate of the grid."""
     gpus: int
 
-    def best(self, told: Floats, price: float) -> int:
+    def best(self, probabilities: Floats, price: float) -> int:
         """Return the best engine count for a distribution of rates over the grid."""
-        return self.counts[int(self._best(told[np.newaxis, :], price)[0])]
+        return self.counts[int(self._best(probabilities[np.newaxis, :], price)[0])]
 
-    def why(self, told: Floats, price: float, count: int) -> str:
-        """Say in words what more engines would be worth."""
+    def why(self, probabilities: Floats, price: float, count: int) -> str:
+        """Return as text what more engines would be worth."""
         row = min(int(np.searchsorted(self.counts, count)), len(self.counts) - 1)
-        costs = self.late @ told + price * self.gpus * np.asarray(self.counts)
+        costs = self.late @ probabilities + price * self.gpus * np.asarray(self.counts)
         more = row + 1 + int(costs[row + 1 :].argmin()) if row + 1 < len(self.counts) else row
         if more == row:
             return "more were of no use at any rate that came"
-        saved = float((self.late[row] - self.late[more]) @ told)
+        saved = float((self.late[row] - self.late[more]) @ probabilities)
         asked = price * self.gpus * (self.counts[more] - self.counts[row])
-        words = (
+        text = (
             f"{self.counts[more]} would save {saved:.2g} requests/s more from being late, and "
             f"have to be worth {asked:.2g}"
         )
-        if count > self.best(told, price):
-            words += f"; an engine there stays while worth {KEPT:.0%} of its price"
-        return words
+        if count > self.best(probabilities, price):
+            text += f"; an engine there stays while worth {KEPT:.0%} of its price"
+        return text
 
-    def _best(self, told: Floats, price: float) -> NDArray[np.intp]:
+    def _best(self, probabilities: Floats, price: float) -> NDArray[np.intp]:
         """Return the cheapest row for every distribution."""
-        costs = told @ self.late.T + price * self.gpus * np.asarray(self.counts)
+        costs = probabilities @ self.late.T + price * self.gpus * np.asarray(self.counts)
         return np.asarray(costs.argmin(axis=1))
 
-    def next(self, told: Floats, price: float, current: int) -> int:
+    def next(self, probabilities: Floats, price: float, current: int) -> int:
         """Return the target for a current count: started engines stay a while."""
-        wanted = self.best(told, price)
-        return wanted if wanted > current else min(current, self.best(told, KEPT * price))
+        wanted = self.best(probabilities, price)
+        return wanted if wanted > current else min(current, self.best(probabilities, KEPT * price))
 
     def late_of(self, trial: PastTrial, price: float) -> Floats:
         """Return late requests per second for every part of a trial."""
         row, rows = 0, []
         wanted = zip(
-            self._best(trial.told, price).tolist(),
-            self._best(trial.told, KEPT * price).tolist(),
+            self._best(trial.predicted, price).tolist(),
+            self._best(trial.predicted, KEPT * price).tolist(),
             strict=True,
         )
         for up, kept in wanted:  # as `next`: rows rise with counts
@@ -105,9 +105,11 @@ def table_of(
     fewest, most = needed(float(grid[0])), needed(float(grid[-1]))
     spread = np.linspace(fewest, most, min(most - fewest + 1, COUNTS_MOST))
     counts = tuple(sorted({round(float(count)) for count in spread}))
-    told = np.array([[rate * late(float(rate), count) for rate in grid] for count in counts])
+    late_requests = np.array(
+        [[rate * late(float(rate), count) for rate in grid] for count in counts]
+    )
     # requests late with any number of engines are not counted
-    return Table(counts, told - told.min(axis=0), gpus)
+    return Table(counts, late_requests - late_requests.min(axis=0), gpus)
 
 
 def price_of(trial: PastTrial, tables: Sequence[Table], late_most: float) -> float | None:

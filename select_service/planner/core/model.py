@@ -94,7 +94,7 @@ class PlannedModel(ModelNeeds):
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
     ) -> ModelReport:
         """Run the slow loop for this model; the next look is in `look_s` seconds."""
-        told = ModelReport()
+        report = ModelReport()
         steps = self._look_ahead(interval_s, look_s)
         if self._began is None:
             self._began = now - interval_s
@@ -110,22 +110,22 @@ class PlannedModel(ModelNeeds):
         remarks = self.demand.observe(window, now, interval_s)
         before, self._observed_at = self._observed_at, now
         remarks += self._learn_speed(window, window.seconds if before is None else now - before)
-        told.reasons += [f"{self.key}: {text}" for text in remarks]
+        report.reasons += [f"{self.key}: {text}" for text in remarks]
         if self.speed.surface is None:
             self.forecast = None
         if self.demand.missed:
             self.analog_forecast.lose()
-            self._hold(told)
-            return told
+            self._hold(report)
+            return report
         self.analog_forecast.learn(self.demand.history[-1])
         if self.speed.surface is None:
-            self._hold_to_learn(told, "how fast its engines are is not known")
-            return told
+            self._hold_to_learn(report, "how fast its engines are is not known")
+            return report
         if correct:
             self._correct(window)
         # one more than this decision needs: the fast loop continues the plan
         known = self.demand.stretches(interval_s, steps + 1)
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
+        report.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0].forecast if known else None
         self._judge_reach(self.forecast)
         self._expect(known, now, is_counted=is_counted)
@@ -133,11 +133,11 @@ class PlannedModel(ModelNeeds):
         self._try_steady(look_s)
         self._behind_s = 0.0
         if known:
-            self._plan(known, window, told, now, look_s)
-            self._keep_steady(told)
+            self._plan(known, window, report, now, look_s)
+            self._keep_steady(report)
         else:
-            self._without_lengths(told)
-        return told
+            self._without_lengths(report)
+        return report
 
     def _expect(self, known: Sequence[Stretch], now: float, *, is_counted: bool) -> None:
         """Let arrivals be compared with new forecasts, and those not counted yet with the former.
@@ -151,7 +151,12 @@ class PlannedModel(ModelNeeds):
         self._arrivals.forget()
 
     def _plan(
-        self, known: Sequence[Stretch], window: Window, told: ModelReport, now: float, look_s: float
+        self,
+        known: Sequence[Stretch],
+        window: Window,
+        report: ModelReport,
+        now: float,
+        look_s: float,
     ) -> None:
         """Plan every pool by the coming stretches."""
         for pool in self.pools:
@@ -170,28 +175,28 @@ class PlannedModel(ModelNeeds):
             pool.plan(courses, now if self.demand.recurs else None)
             pool.follow(now, self._back_s, look_s)
             greatest = max(needs, key=lambda one: one.engines)
-            told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
+            report.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
             planned = math.ceil(pool.engines - SAME)
-            if not self._go_by_analog(pool, told, planned) and pool.why:
-                told.reasons.append(f"{pool.key}: {pool.slow}, not {planned}: {pool.why}")
+            if not self._go_by_analog(pool, report, planned) and pool.why:
+                report.reasons.append(f"{pool.key}: {pool.slow}, not {planned}: {pool.why}")
             if pool.has_more:
-                words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
-                told.reasons.append(f"{pool.key}: {words}")
+                text = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
+                report.reasons.append(f"{pool.key}: {text}")
 
-    def _without_lengths(self, told: ModelReport) -> None:
+    def _without_lengths(self, report: ModelReport) -> None:
         """Plan without lengths: no request has come yet, or their lengths are unknown."""
-        untold = self.demand.untold
-        if untold:
-            self._hold_to_learn(told, f"no source reports any {' and '.join(untold)}")
+        missing = self.demand.missing_lengths
+        if missing:
+            self._hold_to_learn(report, f"no source reports any {' and '.join(missing)}")
             return
         for pool in self.pools:
             pool.hold(0)
 
-    def _hold_to_learn(self, told: ModelReport, why: str) -> None:
-        """Hold replicas, and at least one of each kind: engines that serve tell what is unknown."""
+    def _hold_to_learn(self, report: ModelReport, why: str) -> None:
+        """Hold replicas, and at least one of each kind: engines that serve show what is unknown."""
         are_all_there = all(pool.state.desired for pool in self.pools)
         what = "replicas are held" if are_all_there else "one replica each, to learn it"
-        told.reasons.append(f"{self.key}: {why}: {what}")
+        report.reasons.append(f"{self.key}: {why}: {what}")
         for pool in self.pools:
             pool.hold(max(1, pool.state.desired))
 
@@ -235,7 +240,7 @@ class PlannedModel(ModelNeeds):
             self.analog_forecast.learn(one)
             parts = one.parts if one.parts or one.requests else (0.0,) * PARTS
             for requests in parts:
-                self.steady_fleet.hear(requests, interval_s / PARTS)
+                self.steady_fleet.observe(requests, interval_s / PARTS)
             if not parts:
                 self.steady_fleet.skip(interval_s)
 
@@ -272,7 +277,7 @@ class PlannedModel(ModelNeeds):
 
     def react(self, load: Load, now: float, look_s: float) -> ModelReport:
         """Run the fast loop for this model."""
-        told = ModelReport()
+        report = ModelReport()
         if load.is_counted:
             self._count(load.requests, load.seconds, now - load.ago_s)
             self._span_s = load.seconds or self._span_s
@@ -285,26 +290,26 @@ class PlannedModel(ModelNeeds):
         if planned < self._planned:
             self._arrivals.forget()  # arrivals under a higher plan do not count against a lower one
         self._planned = planned
-        counted = self._arrivals.hear(load, planned, self.demand.lumps.dispersion)
+        counted = self._arrivals.observe(load, planned, self.demand.lumps.dispersion)
         for pool in self.pools:
             pool.follow(now, self._back_s, look_s)
-            is_told = self._go_by_analog(pool, told, pool.state.desired)
+            is_planned = self._go_by_analog(pool, report, pool.state.desired)
             pool.fast, pool.surge_why = self._reaction(
-                pool, load, now, None if is_told else counted
+                pool, load, now, None if is_planned else counted
             )
             if pool.slow is None:
                 continue
             if pool.fast is not None:
                 pool.surge()
             if not pool.has_more:
-                if not is_told and pool.slow != pool.state.desired:
-                    told.reasons.append(due(pool))
+                if not is_planned and pool.slow != pool.state.desired:
+                    report.reasons.append(due(pool))
             elif pool.wanted > pool.state.desired:
-                told.reasons.append(f"{pool.key}: {pool.fast} at once: {pool.surge_why}")
+                report.reasons.append(f"{pool.key}: {pool.fast} at once: {pool.surge_why}")
             else:
-                told.reasons.append(f"{pool.key}: {pool.fast}, not {pool.slow}: {pool.surge_why}")
-        self._keep_steady(told)
-        return told
+                report.reasons.append(f"{pool.key}: {pool.fast}, not {pool.slow}: {pool.surge_why}")
+        self._keep_steady(report)
+        return report
 
     def _count(self, requests: float, seconds: float, end: float) -> None:
         """Add the arrivals of the seconds until `end`, if any were counted."""
@@ -313,8 +318,8 @@ class PlannedModel(ModelNeeds):
                 self.steady_fleet.skip(end - seconds - self._counted_until)
             self._counted_until = end
             self.demand.count(requests, seconds, end)
-            self.analog_forecast.hear(requests, seconds, end)
-            self.steady_fleet.hear(requests, seconds)
+            self.analog_forecast.observe(requests, seconds, end)
+            self.steady_fleet.observe(requests, seconds)
 
     def _liken(self, interval_s: float, look_s: float) -> None:
         """Let similar times in the past predict the coming interval, where they can."""
@@ -347,7 +352,7 @@ class PlannedModel(ModelNeeds):
             late_of={pool.key: self._late_of(pool, exact) for pool in self.pools},
         )
 
-    def _keep_steady(self, told: ModelReport) -> None:
+    def _keep_steady(self, report: ModelReport) -> None:
         """Keep to a fixed number of engines where traffic cannot be followed."""
         if self.forecast is None or self.demand.missed:
             return
@@ -359,15 +364,15 @@ class PlannedModel(ModelNeeds):
             engines = self.steady_fleet.engines(pool.key)
             if engines is None or engines == pool.wanted:
                 continue
-            told.reasons.append(
+            report.reasons.append(
                 f"{pool.key}: {engines}, not {pool.wanted}: {self.steady_fleet.why}"
             )
             pool.keep(engines)
 
-    def _go_by_analog(self, pool: PlannedPool, told: ModelReport, otherwise: int) -> bool:
+    def _go_by_analog(self, pool: PlannedPool, report: ModelReport, otherwise: int) -> bool:
         """Let similar times in the past decide about a pool; returns whether they do.
 
-        The reason is told if the count differs from the current one, or from `otherwise`.
+        The reason is reported if the count differs from the current one, or from `otherwise`.
         """
         current = pool.state.desired
         wanted = self.analog_forecast.engines(pool.key, current)
@@ -376,22 +381,22 @@ class PlannedModel(ModelNeeds):
         pool.slow = pool.sure = wanted
         pool.engines = float(wanted)
         if wanted != otherwise:
-            words = f"{self.analog_forecast.why}; {self.analog_forecast.worth(pool.key, wanted)}"
-            told.reasons.append(f"{pool.key}: {wanted}, not {otherwise}: {words}")
+            text = f"{self.analog_forecast.why}; {self.analog_forecast.worth(pool.key, wanted)}"
+            report.reasons.append(f"{pool.key}: {wanted}, not {otherwise}: {text}")
         elif wanted != current:
-            told.reasons.append(f"{pool.key}: {wanted}: {self.analog_forecast.why}")
+            report.reasons.append(f"{pool.key}: {wanted}: {self.analog_forecast.why}")
         return True
 
     @property
     def _start_s(self) -> float:
         return max(pool.start_time.seconds for pool in self.pools)
 
-    def _hold(self, told: ModelReport) -> None:
+    def _hold(self, report: ModelReport) -> None:
         is_reactive = self.demand.missed > MISSED_MAX and self.speed.surface is not None
         for pool in self.pools:
             pool.hold(None if is_reactive else pool.state.desired)
         what = "the load alone decides" if is_reactive else "replicas are held"
-        told.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
+        report.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
 
     def _rate_planned(self, now: float, look_s: float) -> float:
         """The highest planned rate between the last count and the start of engines ordered now."""
@@ -468,7 +473,7 @@ class PlannedModel(ModelNeeds):
             if pool.key.role != "prefill":
                 servers = self._servers("decode", engines)
                 expected = expected_itl_ms(self.surface, window, servers)
-                self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
+                self.d_correction.observe(window.itl_ms, expected, samples, steady=steady)
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

@@ -58,19 +58,19 @@ class ModelNeeds:
         return self.speed.surface
 
     def _learn_speed(self, window: Window, passed_s: float) -> list[str]:
-        """Learn how fast the engines are; returns what is to be told of it.
+        """Learn how fast the engines are; returns what is to be reported of it.
 
         What a profile was corrected by says nothing of a speed that was measured, nor the other
         way around.
         """
         before = self.speed.by_measurement
-        told = self.speed.learn(window, self.demand.computed, passed_s, self.goals.itl_ms)
+        remarks = self.speed.learn(window, self.demand.computed, passed_s, self.goals.itl_ms)
         changed = before ^ self.speed.by_measurement
         if "prefill" in changed:
             self.p_correction = Correction()
         if "decode" in changed:
             self.d_correction = Correction()
-        return told
+        return remarks
 
     def _correct_prefill(
         self, window: Window, engines: int, samples: float, *, steady: bool
@@ -79,7 +79,7 @@ class ModelNeeds:
         lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
         most_s = lumps.most_s(samples, window.seconds)
         expected = expected_ttft_ms(self.surface, self.goals, computed, window, engines, most_s)
-        self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
+        self.p_correction.observe(ttft_ms, expected, samples, steady=steady)
         if steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
             slowness = self.p_correction.factor
             found = measured_queue(self.surface, computed, window, engines, slowness)

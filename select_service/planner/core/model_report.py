@@ -1,4 +1,4 @@
-"""One model's part of a decision in words and terms, as `/decisions` of the planner shows it."""
+"""One model's part of a decision in texts and terms, as `/decisions` of the planner shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ModelReport:
-    """One model's part of a decision, in words and terms."""
+    """One model's part of a decision, in texts and terms."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -1,6 +1,6 @@
 """The distribution of requests within an interval: where in it a burst began and ended.
 
-The slow loop counts whole intervals, the fast one every few seconds; its counts tell how an
+The slow loop counts whole intervals, the fast one every few seconds; its counts show how an
 interval's requests are spread over equal parts. Recurring traffic is then forecast part by part, so
 that engines for a burst are ordered when due and not an interval earlier. Parts that differ only by
 chance are merged.

@@ -53,11 +53,11 @@ class PlannedPool:
         self.slow: int | None = None
         self.fast: int | None = None
         self.surge_why = ""
-        """The reason for `fast`, in words."""
+        """The reason for `fast`, as text."""
         self.prefills, self.decodes = QueueGrowth(), QueueGrowth()
         self.engines = 0.0
         self.why = ""
-        """Why `slow` is not what the plan needs, in words; empty: it is."""
+        """Why `slow` is not what the plan needs, as text; empty: it is."""
         self.sure: int | None = None
         self._plan: list[NeedStretch] = []
         self._has_surged = self._had_surged = False  # since the slow loop last ran, and before

@@ -61,7 +61,7 @@ class Predictor:
 
     @property
     def why(self) -> str:
-        """Why the last forecast is not the model's own, in words; usually empty."""
+        """Why the last forecast is not the model's own, as text; usually empty."""
         return self._model.why if isinstance(self._model, Fitted) else ""
 
     @property
@@ -80,7 +80,10 @@ class Predictor:
     def hindcast(self) -> list[tuple[float, float]]:
         """Return the forecasts that period would have made of the past, with the actual values."""
         pairs = self._recurring.hindcast() if self._recurring else []
-        return [(self._told(forecast), self._told(actual)) for forecast, actual in pairs]
+        return [
+            (self._inverse_transform(forecast), self._inverse_transform(actual))
+            for forecast, actual in pairs
+        ]
 
     @property
     def _recurring(self) -> Recurrence | None:
@@ -92,8 +95,8 @@ class Predictor:
         """Return the forecast of every candidate model, by name."""
         if not isinstance(self._model, Chooser) or not self.points:
             return {self.speaker: self.predict(steps)}
-        told = self._model.opinions(steps)
-        return {name: self._told(forecast) for name, forecast in told.items()}
+        forecasts = self._model.opinions(steps)
+        return {name: self._inverse_transform(forecast) for name, forecast in forecasts.items()}
 
     def begin_live(self) -> None:
         """Start live operation after a trace: zeros until the first traffic are leading again."""
@@ -116,7 +119,7 @@ class Predictor:
         """
         if not self.points or not isinstance(self._model, Chooser | Recurrence):
             return []
-        return [self._told(value) for value in self._model.skip(intervals)]
+        return [self._inverse_transform(value) for value in self._model.skip(intervals)]
 
     def predict(self, steps: int = 1) -> float:
         """Return the forecast this many intervals ahead; 0 before the first traffic."""
@@ -124,7 +127,7 @@ class Predictor:
             return 0.0
         if self.points < self._points_min:
             return max(0.0, self._last) if self._clamp else self._last
-        return self._told(self._model.predict(steps))
+        return self._inverse_transform(self._model.predict(steps))
 
     def planned(self, steps: int = 1) -> float:
         """Return the forecast in full, of the model that seems best: what engines are planned for.
@@ -134,7 +137,7 @@ class Predictor:
         """
         return self.opinions(steps)[self.speaker]
 
-    def _told(self, forecast: float) -> float:
+    def _inverse_transform(self, forecast: float) -> float:
         if self._log1p:
             forecast = math.expm1(min(forecast, _LOG_MAX))
         return max(0.0, forecast) if self._clamp or self._log1p else forecast

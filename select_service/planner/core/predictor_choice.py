@@ -118,26 +118,26 @@ class _Account:
         """Judge the forecast of this value, if there was one."""
         if len(self._open) < self._steps:
             return
-        first, told = self._open.popleft()
+        first, forecast = self._open.popleft()
         for at, loss in enumerate(_LOSSES):
-            saved = (1.0 + _CREDIT) * loss(first, actual) - loss(told, actual)
+            saved = (1.0 + _CREDIT) * loss(first, actual) - loss(forecast, actual)
             self._left[at] = _KEPT * self._left[at] + saved
 
     def forget(self) -> None:
         """Drop the forecasts of values that are not known."""
         self._open.clear()
 
-    def note(self, first: float, told: float) -> None:
+    def note(self, first: float, forecast: float) -> None:
         """Add a forecast."""
-        self._open.append((first, told))
+        self._open.append((first, forecast))
 
     def within(self, first: float, own: float) -> float:
-        """Return the forecast between the last value and a model's own that may be told."""
+        """Return the forecast between the last value and a model's own that may be returned."""
         share = 1.0
         for loss, left in zip(_LOSSES, self._left, strict=True):
             worst = loss(own, first)
             if worst > 0:
-                risked = sum(loss(told, one) for one, told in self._open)
+                risked = sum(loss(forecast, one) for one, forecast in self._open)
                 share = min(share, max(0.0, left - risked) / worst)
         return first + share * (own - first)
 
@@ -158,7 +158,7 @@ class Chooser:
         self._made: deque[dict[str, tuple[float, ...]]] = deque(maxlen=max(_JUDGED))
         self._savings = {name: _new_savings() for name in self._models}
         self._accounts = {steps: _Account(steps) for steps in _JUDGED}
-        self._told: dict[int, float] = {}
+        self._forecasts: dict[int, float] = {}
 
     def add(self, value: float) -> None:
         """Judge every forecast by the value, then let all models learn it."""
@@ -178,9 +178,9 @@ class Chooser:
         self._seen += 1
         if self._seen > _EARLY:
             self._choose()
-        self._told = {steps: self._within(self.chosen, steps) for steps in _JUDGED}
+        self._forecasts = {steps: self._within(self.chosen, steps) for steps in _JUDGED}
         for steps, account in self._accounts.items():
-            account.note(max(0.0, self._models[self._first].predict(steps)), self._told[steps])
+            account.note(max(0.0, self._models[self._first].predict(steps)), self._forecasts[steps])
 
     def _within(self, name: str, steps: int) -> float:
         """Return a model's forecast, as far from the last value as may be lost."""
@@ -194,8 +194,8 @@ class Chooser:
                 continue
             for loss, kept in zip(_LOSSES, savings, strict=True):
                 first, own = (
-                    sum(loss(one[told][at], value) for at, one in enumerate(made))
-                    for told in (self._first, name)
+                    sum(loss(one[candidate][at], value) for at, one in enumerate(made))
+                    for candidate in (self._first, name)
                 )
                 kept.add(first, own)
 
@@ -233,7 +233,7 @@ class Chooser:
     def skip(self, intervals: int) -> list[float]:
         """Let unknown time pass, as `Recurrence.skip`; forecasts for it are not judged."""
         self._made.clear()
-        self._told.clear()
+        self._forecasts.clear()
         for account in self._accounts.values():
             account.forget()
         return self.recurring.skip(intervals) if self.recurring else []
@@ -254,5 +254,5 @@ class Chooser:
 
     def predict(self, steps: int = 1) -> float:
         """Return what the chosen model forecasts, as far from the last value as may be lost."""
-        told = self._told.get(steps)
-        return self._within(self.chosen, steps) if told is None else told
+        forecast = self._forecasts.get(steps)
+        return self._within(self.chosen, steps) if forecast is None else forecast

@@ -107,12 +107,12 @@ class PrefillQueue:
             pooled: no request waits while an engine is free.
             spread: factors of the rate that may come, if a share must be in time.
         """
-        told_ms, target_s = 1e3 * target_s, target_s - self.latency_s
+        target_ms, target_s = 1e3 * target_s, target_s - self.latency_s
         spare = target_s - self.mean_s
         if spare <= 0:
             alone_ms = 1e3 * (self.mean_s + self.latency_s)
             terms = {"service_s": self.mean_s, "rho": 0.0, "rate": rate}
-            return Need(rate * self.mean_s / KEEP_UP, terms, _out_of_reach(told_ms, alone_ms))
+            return Need(rate * self.mean_s / KEEP_UP, terms, _out_of_reach(target_ms, alone_ms))
         why = ""
         chance_of = _erlang_c if pooled else _always_own
         if attainment is None:
@@ -122,7 +122,7 @@ class PrefillQueue:
                 wait_s = self.wait_s(rho, engines, chance_of(work, engines))
                 return max(wait_s, self.lump_wait_s(rho)) <= spare
         else:
-            late_most, why = self._late_allowed(target_s, 1.0 - attainment, told_ms)
+            late_most, why = self._late_allowed(target_s, 1.0 - attainment, target_ms)
 
             def keeps(work: float, engines: int) -> bool:
                 late = 0.0
@@ -186,7 +186,9 @@ class PrefillQueue:
             for seconds, share in self._times
         )
 
-    def _late_allowed(self, target_s: float, late_most: float, told_ms: float) -> tuple[float, str]:
+    def _late_allowed(
+        self, target_s: float, late_most: float, target_ms: float
+    ) -> tuple[float, str]:
         too_long = self.late(0.0, target_s, 1, 0.0)
         if too_long <= _LATE_EXTRA * late_most:
             return late_most, ""
@@ -194,7 +196,7 @@ class PrefillQueue:
         if too_long > late_most:
             why = (
                 f"{100 * too_long:.1f} % of prompts take longer than the TTFT target of "
-                f"{told_ms:.0f} ms on an idle engine: raise the target (--ttft), lower the share "
+                f"{target_ms:.0f} ms on an idle engine: raise the target (--ttft), lower the share "
                 f"(--attainment), or use faster engines"
             )
         return too_long + _LATE_EXTRA * late_most, why

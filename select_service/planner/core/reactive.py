@@ -56,7 +56,7 @@ class ArrivalRate:
         """Restart the counts: arrivals before a new plan do not count against it."""
         self._counts.clear()
 
-    def hear(self, load: Load, planned: float, dispersion: float = 1.0) -> Surge | None:
+    def observe(self, load: Load, planned: float, dispersion: float = 1.0) -> Surge | None:
         """Return the surge in the counts, if any.
 
         Args:
@@ -100,7 +100,7 @@ class QueueGrowth:
         self.per_s = 0.0
         """Smoothed over looks."""
 
-    def _hear(self, value: float, at: float) -> None:
+    def _observe(self, value: float, at: float) -> None:
         """Add what was measured at a time; measurements not later than the last say nothing."""
         if self._last is not None:
             if at <= self._at:
@@ -143,7 +143,7 @@ class QueueGrowth:
             return None
         one_s = surface.prefill.ttft_ms(isl) / 1e3
         work_s = tokens / isl * one_s
-        self._hear(work_s, now - load.ago_s)
+        self._observe(work_s, now - load.ago_s)
         spare_s = (target_ms - surface.prefill.latency_ms) / 1e3 - one_s
         spare_s = max(spare_s, 0.1 * target_ms / 1e3)
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
@@ -174,7 +174,7 @@ class QueueGrowth:
         if live is None or not context or osl <= 0:
             self._forget()
             return None
-        self._hear(live, now - load.ago_s)
+        self._observe(live, now - load.ago_s)
         if load.is_counted:
             return None  # live requests were counted on arrival
         best = surface.decode.best(itl_ms, context)

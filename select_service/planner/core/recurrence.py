@@ -192,5 +192,7 @@ def _autocorrelation(values: Floats) -> Floats:
     heads = squares[::-1]
     tails = total - np.append(0.0, squares[:-1])
     scale: Floats = np.sqrt(np.maximum(heads * tails, 0.0))
-    told: Floats = np.divide(products, scale, out=np.zeros(count), where=scale > 1e-9 * total)
-    return told
+    correlations: Floats = np.divide(
+        products, scale, out=np.zeros(count), where=scale > 1e-9 * total
+    )
+    return correlations

@@ -147,7 +147,7 @@ class Leaving:
         """Find the `ready` workers, and say what the others wait for; empty: nothing.
 
         Args:
-            in_flight: work on the named workers, in words; empty: none.
+            in_flight: work on the named workers, as text; empty: none.
             surplus: how many are to go.
             now: monotonic seconds.
             most_s: the longest wait for a worker, from when it was named.
@@ -155,13 +155,13 @@ class Leaving:
         """
         self._named_at = {one: self._named_at[one] for one in self.named}
         self.ready, self.blind, self._late = [], 0, set()
-        words: list[str] = []
+        waits: list[str] = []
         for one in self.named:
             why = in_flight.get(one, "")
             waited_s = now - self._named_at[one]
             if why and waited_s < most_s:
-                words.append(f"worker {one}: {why} ({waited_s:.0f} s of {most_s:.0f})")
-            elif not (in_order and words):
+                waits.append(f"worker {one}: {why} ({waited_s:.0f} s of {most_s:.0f})")
+            elif not (in_order and waits):
                 self.ready.append(one)
                 self._late |= {one} if why else set()
         missing = surplus - len(self.named)
@@ -170,11 +170,11 @@ class Leaving:
             waited_s = now - self._short_since
             if waited_s < most_s:
                 named = f"{len(self.named)} of {surplus} could be named"
-                words.append(f"{named} ({waited_s:.0f} s of {most_s:.0f})")
-            elif not (in_order and words):
+                waits.append(f"{named} ({waited_s:.0f} s of {most_s:.0f})")
+            elif not (in_order and waits):
                 self.blind = missing
-        more = [f"and {len(words) - WORDS_MAX} more"] if len(words) > WORDS_MAX else []
-        return "; ".join([*words[:WORDS_MAX], *more])
+        more = [f"and {len(waits) - WORDS_MAX} more"] if len(waits) > WORDS_MAX else []
+        return "; ".join([*waits[:WORDS_MAX], *more])
 
     def check(self) -> None:
         """Assert all invariants."""

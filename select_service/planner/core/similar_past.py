@@ -81,10 +81,10 @@ class Past:
     def likelihood(self, requests: float, seconds: float) -> Floats:
         """Return for each place the log likelihood of a count; O(parts)."""
         expected = np.maximum(self.rates * seconds, 1e-3)
-        told = requests * np.log(expected) - expected
+        likelihoods = requests * np.log(expected) - expected
         # the precision of a count is limited by its chance, other chance variation, and _ALIKE
-        told /= self._ease + _ALIKE**2 * requests
-        return np.asarray(np.where(self.usable, told, -np.inf))
+        likelihoods /= self._ease + _ALIKE**2 * requests
+        return np.asarray(np.where(self.usable, likelihoods, -np.inf))
 
     def grid(self) -> Floats:
         """Return the distinguished rates, rising from 0 to the highest."""
@@ -139,7 +139,7 @@ class PastPosition:
         self.past = past
         self.belief = _one(np.where(past.usable, belief, 0.0), past.usable)
 
-    def hear(
+    def observe(
         self,
         requests: float,
         seconds: float,
@@ -165,14 +165,14 @@ class PastPosition:
         moved = _one(np.where(past.usable, moved, 0.0), past.usable)
         anew = 1.0 - (1.0 - ANEW) ** passed
         mixed = (1.0 - anew) * moved + anew * _even(past.usable)
-        told = past.likelihood(requests, seconds)
+        likelihoods = past.likelihood(requests, seconds)
         if left_out is not None:
-            told[slice(*left_out)] = -np.inf
-        best = float(told.max(initial=-math.inf))
+            likelihoods[slice(*left_out)] = -np.inf
+        best = float(likelihoods.max(initial=-math.inf))
         if not math.isfinite(best):
             self.belief = mixed  # no place can be compared
             return
-        self.belief = _one(mixed * np.exp(told - best), past.usable)
+        self.belief = _one(mixed * np.exp(likelihoods - best), past.usable)
 
     @property
     def rate(self) -> float:
@@ -189,7 +189,7 @@ class PastTrial(NamedTuple):
     """The predictions for the past, part by part, and what actually came."""
 
     grid: Floats
-    told: Floats
+    predicted: Floats
     """Per part (row) the probability of each grid rate to be the maximum until engines start."""
     came: Floats
     """The rate at the time when engines ordered in the part would have started."""
@@ -199,17 +199,17 @@ def tried(past: Past) -> PastTrial:
     """Predict every part of a past from those far from it. O(parts²)."""
     grid, place = past.grid(), PastPosition(past)
     around = LEFT_OUT * past.lead
-    told = np.zeros((len(past), len(grid)))
+    predicted = np.zeros((len(past), len(grid)))
     for index, count in enumerate(past.counts):
         if not math.isfinite(count):
             place = PastPosition(past)
             continue
         left_out = max(0, index - around), index + around
-        place.hear(float(count), past.part_s, past.part_s, left_out)
-        told[index] = place.most(grid)
-    judged = past.usable & (told.sum(axis=1) > 0)
+        place.observe(float(count), past.part_s, past.part_s, left_out)
+        predicted[index] = place.most(grid)
+    judged = past.usable & (predicted.sum(axis=1) > 0)
     came = np.append(past.rates[past.lead :], np.zeros(min(past.lead, len(past))))
-    return PastTrial(grid, told[judged], came[judged])
+    return PastTrial(grid, predicted[judged], came[judged])
 
 
 def _bell(deviation: float) -> Floats:

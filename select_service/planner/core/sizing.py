@@ -34,4 +34,4 @@ class Need(NamedTuple):
     terms: dict[str, float]
     """Numbers it comes from, by name."""
     infeasible: str = ""
-    """Why the target cannot be met, in words."""
+    """Why the target cannot be met, as text."""

@@ -85,7 +85,7 @@ class SteadyFleet:
         self._first: dict[PoolKey, int] = {}
         self._start_s = 0.0
 
-    def hear(self, requests: float, seconds: float) -> None:
+    def observe(self, requests: float, seconds: float) -> None:
         """Add the arrivals of the last seconds."""
         if seconds <= 0:
             return
@@ -168,7 +168,7 @@ class SteadyFleet:
 
     @property
     def why(self) -> str:
-        """The reason for keeping to a number, in words."""
+        """The reason for keeping to a number, as text."""
         minutes = self._counted_s / 60
         return (
             f"the last {minutes:.0f} minutes came in bursts that are over before engines "

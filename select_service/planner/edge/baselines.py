@@ -277,9 +277,9 @@ class Contest:
     def watched(self, progress: Callable[[float], None]) -> Iterator[None]:
         """Tell of a search: the share of the simulations that one takes about."""
         before = self.fixed.simulated
-        self.fixed.told = lambda done: progress(min(1.0, (done - before) / SIMULATIONS))
+        self.fixed.on_progress = lambda done: progress(min(1.0, (done - before) / SIMULATIONS))
         yield
-        self.fixed.told = lambda _: None
+        self.fixed.on_progress = lambda _: None
 
 
 # What knows the future: the yardstick that keeps the target with few GPU-hours. An oracle plans

@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     replicas: int
     """The lowest count that may be asked for now."""
     why: str
-    """What is in flight on which worker, in words."""
+    """What is in flight on which worker, as text."""
 
 
 class EngineDrain:
@@ -145,8 +145,8 @@ class EngineDrain:
         await asyncio.gather(
             *(self._selectors.drain(id_, reason) for one in undone for id_ in _ids(one))
         )
-        told = await asyncio.gather(*(self._in_flight(workers[one]) for one in leaving.named))
-        in_flight = dict(zip(leaving.named, told, strict=True))
+        answers = await asyncio.gather(*(self._in_flight(workers[one]) for one in leaving.named))
+        in_flight = dict(zip(leaving.named, answers, strict=True))
         in_order = pods is not None and pods.go_by_ordinal
         why = leaving.let_go(in_flight, surplus, now, self._most_s, in_order=in_order)
         if leaving.ready:
@@ -164,8 +164,8 @@ class EngineDrain:
         pods = self._pods.get(pool)
         ours = {id_: one for id_, one in workers.items() if one.role == pool.role}
         if pods is None:
-            told = await self._selectors.candidates(pool, count)
-            return [one for one in told if one in ours]
+            candidates = await self._selectors.candidates(pool, count)
+            return [one for one in candidates if one in ours]
         there = await pods.there()
         homes = Homes(there)
         if pods.go_by_ordinal:
@@ -175,9 +175,9 @@ class EngineDrain:
         else:
             housed = {id_: one for id_, one in ours.items() if homes.of(one.host)}
             most = count * max((len(_ids(one)) for one in ours.values()), default=1)
-            told = await self._selectors.candidates(pool, most + len(ours) - len(housed))
+            candidates = await self._selectors.candidates(pool, most + len(ours) - len(housed))
             at = {id_: one for one in housed.values() for id_ in _ids(one)}
-            found = list(dict.fromkeys(at[one] for one in told if one in at))
+            found = list(dict.fromkeys(at[one] for one in candidates if one in at))
         if there and not any(homes.of(one.host) for one in workers.values()):
             raise ConnectorError(
                 "none of its workers has the address or the name of one of its pods"
@@ -185,8 +185,8 @@ class EngineDrain:
         return [one.worker_id for one in found]
 
     async def _in_flight(self, worker: MergedWorker) -> str:
-        told = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
-        return next((words for words in told if words), "")
+        answers = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
+        return next((work for work in answers if work), "")
 
     async def _let_stay(
         self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, MergedWorker]

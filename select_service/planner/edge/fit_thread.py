@@ -68,7 +68,7 @@ def _started(fit: Fit, history: Sequence[float]) -> Future[Forecast]:
     def work() -> None:
         try:
             job.set_result(fit(history))
-        except Exception as error:  # noqa: BLE001 - the waiting caller is told
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             job.set_exception(error)
 
     threading.Thread(target=work, name="fit", daemon=True).start()

@@ -2,7 +2,7 @@
 
 A reader of the whole trace can say which fixed fleet would have kept the target with the fewest
 GPUs. A planner that costs more, or serves fewer in time, is worse than no planner. The frontier
-tells for every price how many requests a fixed fleet serves in time.
+shows for every price how many requests a fixed fleet serves in time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FixedFleets:
         self._gpus_max = gpus_max
         self.target = TARGET if settings.attainment is None else settings.attainment
         """Share of requests that are to be in time."""
-        self.told: Callable[[float], None] = lambda _: None
+        self.on_progress: Callable[[float], None] = lambda _: None
         """Called with the simulations so far; of the one in progress a part."""
         self.simulated = 0
         self._results: dict[Fleet, Result] = {}
@@ -121,7 +121,7 @@ class FixedFleets:
         """Return what a policy attains, at the expense of the budget."""
         self.budget.left -= self._run.requests
         before = self.simulated
-        result = self._run.run(policy, lambda share: self.told(before + share), start)
+        result = self._run.run(policy, lambda share: self.on_progress(before + share), start)
         self.simulated += 1
         return result
 
@@ -160,7 +160,7 @@ class FixedFleets:
         """
         if self._best is None:
             if self._part is not None:
-                self._part.told = self.told
+                self._part.on_progress = self.on_progress
                 fleet = self._part.best
             else:
                 most = [self._most(pool) for pool in range(2)]

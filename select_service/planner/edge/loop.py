@@ -234,7 +234,7 @@ class Loop:
         decide. A client of the virtual connector that reports a failed decision is not another
         scaler.
         """
-        if self.connector.tells_all_at_once:
+        if self.connector.sets_all_at_once:
             return []
         found = []
         for pool, state in self.states.items():
@@ -242,12 +242,12 @@ class Loop:
             if state.desired == asked:
                 self._read_back.add(pool)
             elif asked is not None and pool in self._read_back:
-                words = f"{asked} were asked for, it says {state.desired}"
-                found.append(f"{pool}: something else scales it: {words}")
+                text = f"{asked} were asked for, it says {state.desired}"
+                found.append(f"{pool}: something else scales it: {text}")
                 del self._asked[pool]
         self.counts.overrides += len(found)
-        for words in found:
-            _log.warning("%s", words)
+        for text in found:
+            _log.warning("%s", text)
         return found
 
     async def _act(self, decision: ScalingDecision, loop: str) -> bool:
@@ -259,13 +259,13 @@ class Loop:
         changed = await self._retire(decision)
         begun = not self._waits.keys() <= before.keys()
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        words = [
+        changes = [
             f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
         ]
-        # a standby would repeat the same words until the leader has acted
-        is_told = not self.is_leader and words == self._would
-        self._would = [] if self.is_leader else words
-        if (not words or is_told) and not begun and loop == "fast" and not self._overrides:
+        # a standby would repeat the same changes until the leader has acted
+        is_reported = not self.is_leader and changes == self._would
+        self._would = [] if self.is_leader else changes
+        if (not changes or is_reported) and not begun and loop == "fast" and not self._overrides:
             return False  # too frequent, and nothing to report
         failed: dict[str, str] = {}
         self.decision_id += 1
@@ -282,7 +282,7 @@ class Loop:
                 self._wall(),
                 loop,
                 list(decision.targets),
-                words,
+                changes,
                 [*self._overrides, *self.source.warnings, *decision.reasons],
                 list(decision.infeasible),
                 decision.gpus,
@@ -291,10 +291,10 @@ class Loop:
                 waiting={str(pool): why for pool, why in self._waits.items()},
             )
         )
-        if words:
+        if changes:
             why = self.lease.problem or "another planner holds the lease"
             prefix = "" if self.is_leader else f"not acting, {why}: "
-            _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
+            _log.info("%s%s", prefix, "; ".join([*changes, *decision.reasons]))
         return acted
 
     async def _retire(self, decision: ScalingDecision) -> list[Target]:
@@ -327,13 +327,13 @@ class Loop:
         ups = [one for one in changed if one.replicas > self.states[one.pool].desired]
         downs = [one for one in changed if one not in ups]
         failed: dict[str, str] = {}
-        for some in (changed,) if self.connector.tells_all_at_once else (downs, ups):
+        for some in (changed,) if self.connector.sets_all_at_once else (downs, ups):
             allowed = self.fleet.affordable(some, self.states)
             for one in some:
                 if one not in allowed:
-                    words = f"GPUs that others were to give back are still in use: {one.replicas}"
-                    failed[str(one.pool)] = f"{one.pool}: {words} would be above the ceiling"
-            alone = not self.connector.tells_all_at_once
+                    text = f"GPUs that others were to give back are still in use: {one.replicas}"
+                    failed[str(one.pool)] = f"{one.pool}: {text} would be above the ceiling"
+            alone = not self.connector.sets_all_at_once
             for part in [[one] for one in allowed] if alone else [allowed]:
                 failed |= await self._apply(part, reasons)
         return failed

@@ -240,7 +240,7 @@ _SELECTORS: Final[tuple[MetricRow[SelectorSource], ...]] = (
     ),
     value(
         "selectors_unseen",
-        "Replicas that selectors hear, and that are not asked for their counts.",
+        "Replicas that selectors know, and that are not asked for their counts.",
         lambda source: source.unseen,
     ),
 )
@@ -248,7 +248,7 @@ _SELECTORS: Final[tuple[MetricRow[SelectorSource], ...]] = (
 _VIRTUAL: Final[tuple[MetricRow[VirtualConnector], ...]] = (
     total(
         "decision_ends",
-        "Decisions told, by what was reported of them; timed_out: nothing, taken for done.",
+        "Decisions issued, by what was reported of them; timed_out: nothing, taken for done.",
         lambda connector: connector.ends,
         "end",
     ),

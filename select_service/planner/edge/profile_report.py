@@ -20,7 +20,7 @@ _POINTS = 80
 
 
 def measured(profile: Profile) -> list[str]:
-    """Return the amount and range of the measurements, in words."""
+    """Return the amount and range of the measurements, as text."""
     prefill, decode = profile.prefill, profile.decode
     return [
         f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:,.0f} to "
@@ -34,10 +34,10 @@ def measured(profile: Profile) -> list[str]:
 
 
 def findings(profile: Profile) -> list[str]:
-    """Return the repairs made, in words."""
-    told = []
+    """Return the repairs made, as text."""
+    repairs = []
     falls = np.flatnonzero(np.diff(profile.prefill.ttft_ms) < 0)
-    told += [
+    repairs += [
         f"TTFT falls from {profile.prefill.isl[at]:g} to {profile.prefill.isl[at + 1]:g} tokens"
         for at in falls
     ]
@@ -47,8 +47,8 @@ def findings(profile: Profile) -> list[str]:
         rows = rows[np.argsort(decode.kv_usage[rows])]
         for name, values in (("ITL", decode.itl_ms), ("throughput", decode.thpt_per_gpu)):
             if np.any(np.diff(values[rows]) < 0):
-                told.append(f"{name} falls with KV use at a context of {context:g} tokens")
-    return told
+                repairs.append(f"{name} falls with KV use at a context of {context:g} tokens")
+    return repairs
 
 
 def html(profile: Profile, name: str, command_line: str = "") -> str:

@@ -67,37 +67,37 @@ class Replayed(NamedTuple):
     """Whether the search for fixed fleets and the oracle's plan came to its end."""
 
 
-def question_of(told: ReplayedSettings) -> ReplayQuestion:
+def question_of(options: ReplayedSettings) -> ReplayQuestion:
     """Return what the command's settings ask for.
 
     Raises:
         TraceError: the trace of the past cannot be read.
     """
-    past, interval_s = told.load_predictor_warmup_trace, told.adjustment_interval
+    past, interval_s = options.load_predictor_warmup_trace, options.adjustment_interval
     settings = ReplaySettings(
         interval_s=interval_s,
-        fast_s=min(told.load_interval, interval_s),
-        startup_s=told.startup,
-        ttft_ms=told.ttft,
-        itl_ms=told.itl,
-        prefill_gpus=told.prefill_engine_num_gpu,
-        decode_gpus=told.decode_engine_num_gpu,
-        seed=told.seed,
-        search_requests=told.search_requests,
-        attainment=told.attainment,
-        engine_speed=cast("SpeedSource", told.engine_speed),
-        likens=not told.no_likeness,
+        fast_s=min(options.load_interval, interval_s),
+        startup_s=options.startup,
+        ttft_ms=options.ttft,
+        itl_ms=options.itl,
+        prefill_gpus=options.prefill_engine_num_gpu,
+        decode_gpus=options.decode_engine_num_gpu,
+        seed=options.seed,
+        search_requests=options.search_requests,
+        attainment=options.attainment,
+        engine_speed=cast("SpeedSource", options.engine_speed),
+        likens=not options.no_likeness,
         warmup=() if past is None else tuple(intervals_of(read_trace(past), interval_s)),
     )
     return ReplayQuestion(
-        told.trace,
-        told.profile_results_dir,
-        told.policy or POLICIES,
-        tuple(predictor_settings(name, told) for name in told.load_predictor or ("auto",)),
+        options.trace,
+        options.profile_results_dir,
+        options.policy or POLICIES,
+        tuple(predictor_settings(name, options) for name in options.load_predictor or ("auto",)),
         settings,
-        told.max_gpu_budget,
-        (told.start_prefill, told.start_decode),
-        skips=not told.policy,
+        options.max_gpu_budget,
+        (options.start_prefill, options.start_decode),
+        skips=not options.policy,
     )
 
 
@@ -126,7 +126,7 @@ def replay(
         )
     requests = [TracedRequest(one.at_s - first, one.isl, one.osl) for one in requests]
     contest = Contest(profile, requests, question.settings, question.gpus_max, _plays(question))
-    # all first: what one of them lacks is told before minutes are spent on the others
+    # all first: what one of them lacks is reported before minutes are spent on the others
     entered = list(_policies(question, contest, print_line))
     results = []
     start = question.start
@@ -138,10 +138,10 @@ def replay(
     with progress_bar("replaying", len(entered), quiet=quiet) as progress:
         for done, (name, policy) in enumerate(entered):
 
-            def tell(share: float, done: int = done) -> None:
+            def report(share: float, done: int = done) -> None:
                 progress(done + share)
 
-            results.append(contest.result(name, policy, (start[0] or 1, start[1] or 1), tell))
+            results.append(contest.result(name, policy, (start[0] or 1, start[1] or 1), report))
             print_line(_line(results[-1]))
     is_static = any(name == "static" for name, _ in entered)
     least = min(one.gpu_hours for one in results)
@@ -267,7 +267,7 @@ def html(replayed: Replayed, question: ReplayQuestion, command_line: str = "") -
             folded(
                 "Settings",
                 "Of every policy; forecasts have those of the predictor.",
-                _told(question),
+                _settings_shown(question),
             ),
         ],
         verdict=verdict(replayed),
@@ -298,23 +298,25 @@ def verdict(replayed: Replayed) -> str:
     best = min((one for one in real if one.attainment >= most - _AS_MANY), key=_hours)
     text = f"{100 * best.attainment:.2f} % in time with {best.gpu_hours:.2f} GPU-hours"
     if len(real) > 1 and all(_alike(one, best) for one in real):
-        words = [f"No policy is ahead of another: {text}."]
+        sentences = [f"No policy is ahead of another: {text}."]
     elif len(real) == 1:
-        words = [f"{best.name}: {text}."]
+        sentences = [f"{best.name}: {text}."]
     else:
-        words = [f"{best.name} does best: {text}, the fewest of those that serve as many in time."]
-    words += [_against_fixed(one, replayed) for one in real if one.name.startswith("slo")]
-    words += [
+        sentences = [
+            f"{best.name} does best: {text}, the fewest of those that serve as many in time."
+        ]
+    sentences += [_against_fixed(one, replayed) for one in real if one.name.startswith("slo")]
+    sentences += [
         f"Nothing that was tried keeps {100 * replayed.target:g} %, not even the oracle."
         for one in results
         if one.name == "oracle" and one.attainment < replayed.target
     ]
     if not replayed.is_whole:
-        words.append(
+        sentences.append(
             "The trace is too long to try all fixed fleets and repairs of the oracle's plan: "
             "cheaper ones may keep the target too (--search-requests)."
         )
-    return " ".join(one for one in words if one)
+    return " ".join(one for one in sentences if one)
 
 
 def _against_fixed(one: Result, replayed: Replayed) -> str:
@@ -353,7 +355,7 @@ def _alike(one: Result, other: Result) -> bool:
     )
 
 
-def _told(question: ReplayQuestion) -> dict[str, object]:
+def _settings_shown(question: ReplayQuestion) -> dict[str, object]:
     """Return the settings, without the history that forecasts begin with."""
     settings = msgspec.to_builtins(question.settings)
     settings["warmup"] = f"{len(question.settings.warmup)} intervals"

@@ -68,7 +68,7 @@ class Measuring(LeastWork):
         super().__init__(rng)
         self._speeds = RankSpeeds()
         self._booked: dict[str, tuple[int, int, float]] = {}  # worker, tokens until done, when
-        self._told = (Moments(), Moments())
+        self._reported = (Moments(), Moments())
 
     @override
     def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
@@ -107,11 +107,11 @@ class Measuring(LeastWork):
 
     def measured(self, block_size: int) -> tuple[Moments, Moments]:
         """Return what was measured since the last call, of first tokens and between tokens."""
-        speeds, before = self._speeds, self._told
-        self._told = _moments(speeds.prefills, 1), _moments(speeds.blocks, block_size)
+        speeds, before = self._speeds, self._reported
+        self._reported = _moments(speeds.prefills, 1), _moments(speeds.blocks, block_size)
         prefills, itls = (
             Moments._make(new - old for new, old in zip(*both, strict=True))
-            for both in zip(self._told, before, strict=True)
+            for both in zip(self._reported, before, strict=True)
         )
         return prefills, itls
 

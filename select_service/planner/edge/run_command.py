@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from select_service.planner.types import PoolKey, Role
 
 _NO_SPEED: Final = (
-    "this source does not tell what selectors measured; --metrics-source selector does, and "
+    "this source does not report what selectors measured; --metrics-source selector does, and "
     "--prometheus-names selector, or a file with prefill_moments and itl_moments"
 )
 _LEAVE_S: Final = 5
@@ -102,7 +102,7 @@ class _Lines(logging.Formatter):
 
 async def _run(settings: RunSettings) -> None:
     models = _models(settings)
-    _expect_told_apart(settings, models)
+    _expect_distinguishable(settings, models)
     _expect_speeds(settings, models)
     fleet = build_fleet(
         models,
@@ -123,8 +123,8 @@ async def _run(settings: RunSettings) -> None:
     kube = _kube(settings)
     lease = _lease(settings, models, kube)
     if isinstance(lease, FileLease) and not await lease.held():
-        told = lease.holder or "it has not said which"
-        raise LeaseHeld(f"another planner is here ({told}): it has locked {lease.taken}")
+        holder = lease.holder or "it has not said which"
+        raise LeaseHeld(f"another planner is here ({holder}): it has locked {lease.taken}")
     connector = _connector(settings, fleet, resources_of(models), kube, memory)
     loop = Loop(
         fleet,
@@ -201,7 +201,7 @@ async def _until_ended(loop: Loop, server: uvicorn.Server, listeners: list[socke
 
 
 def _wall() -> float:
-    return time.time()  # noqa: TID251 - told to people and clients, nothing is decided by it
+    return time.time()  # noqa: TID251 - shown to people and clients, nothing is decided by it
 
 
 def _models(settings: RunSettings) -> list[ModelSettings]:
@@ -235,7 +235,7 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
     ]
 
 
-def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> None:
+def _expect_distinguishable(settings: RunSettings, models: list[ModelSettings]) -> None:
     """Check that each model's traffic is distinguishable: counted twice is scaled twice.
 
     Raises:
@@ -249,9 +249,9 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
     names = [one.model_name.casefold() for one in models]
     if len(set(names)) < len(names) or any(one.tenant_id != "default" for one in models):
         raise SettingsError(
-            "these metrics tell models by name, and no tenants: each of several would be taken "
-            "for all of them; --prometheus-names selector, or a file with a tenant_label, tells "
-            "them apart"
+            "these metrics distinguish models by name, not by tenant: each of several would be "
+            "taken for all of them; --prometheus-names selector, or a file with a tenant_label, "
+            "distinguishes them"
         )
 
 
@@ -329,8 +329,8 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
         keys = [one.key for one in models]
         locks += model_locks(keys, settings.lease_name, state_dir=settings.state_dir)
     names = ", ".join(str(one.key) for one in models)
-    whose = f"process {os.getpid()}, port {settings.port}, {names}"
-    return FileLease(*locks, whose=whose)
+    identity = f"process {os.getpid()}, port {settings.port}, {names}"
+    return FileLease(*locks, identity=identity)
 
 
 def _source(settings: RunSettings) -> TrafficSource:
@@ -442,7 +442,7 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 
     if not settings.selector:
-        raise SettingsError("--drain needs --selector URL: the selectors are told which engines go")
+        raise SettingsError("--drain needs --selector URL: they are sent which engines go")
     if not isinstance(connector, KubernetesConnector | VirtualConnector):
         raise SettingsError(f"--drain: which ones go is not ours to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}

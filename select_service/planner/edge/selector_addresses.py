@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     Lookup: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 LOOKUP_S: Final = 10.0
-"""Between two look-ups, unless told otherwise."""
+"""Between two look-ups, unless set otherwise."""
 SILENT_S: Final = 60.0
 """One of several addresses of a name that has not answered for so long is not waited for: it boots,
-or is broken, and gets no traffic. What it had told is known, and others know what it had booked."""
+or is broken, and gets no traffic. What it had reported is known, and others know what it had
+booked."""
 ADDRESSES_MAX: Final = 256
 """Of one name: each is asked at every look."""
 _LOOKUP_TIMEOUT_S: Final = 5.0
@@ -107,8 +108,8 @@ class SelectorAddresses:
             return
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
-                told = await self._lookup(host, port)
-            addresses = list(dict.fromkeys(told))[:ADDRESSES_MAX]
+                found = await self._lookup(host, port)
+            addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
             why = "" if addresses else "no address"
         except TimeoutError:
             addresses, why = [], f"no answer within {_LOOKUP_TIMEOUT_S:g} s"

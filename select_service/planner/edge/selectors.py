@@ -1,7 +1,8 @@
 """Reads the workers of all selectors with the SDK, and drains those that leave.
 
-Catalogs are not shared, so every selector is told; one that does not know a worker is skipped. Work
-in flight is shared between replicas, but with a delay: a worker is idle when all of them say so.
+Catalogs are not shared, so every selector is called; one that does not know a worker is skipped.
+Work in flight is shared between replicas, but with a delay: a worker is idle when all of them say
+so.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class SelectorFleet:
         clock: monotonic seconds.
 
     One of several addresses of a name that has been silent for `SILENT_S` is not waited for, as
-    long as another answers: it gets no traffic, and is told everything once it answers again.
+    long as another answers: it gets no traffic, and is sent everything once it answers again.
 
     Raises:
         SelectorError: an address is invalid.
@@ -166,44 +167,44 @@ class SelectorFleet:
         most = min(count, CANDIDATES_MAX)
         path = f"/scale_down_candidates?{_scope(pool.model)}&role={pool.role}&count={most}"
         pages, _ = await self._of_any(path, _Candidates)
-        most_told = max((page.candidates for page in pages), key=len)
-        return [one.worker_id for one in most_told]
+        longest = max((page.candidates for page in pages), key=len)
+        return [one.worker_id for one in longest]
 
     async def in_flight(self, worker_id: int) -> str:
-        """Return the work in flight on a draining worker, in words; empty: none.
+        """Return the work in flight on a draining worker, as text; empty: none.
 
         Raises:
             SelectorError: a selector does not answer.
         """
         await self._follow()
-        told, errors = await self._ask(lambda client: client.drain_status(worker_id))
+        statuses, errors = await self._ask(lambda client: client.drain_status(worker_id))
         if errors:
             raise errors[0]
-        busy = [", ".join(one.waiting_for) for one in told if one and not one.safe_to_terminate]
+        busy = [", ".join(one.waiting_for) for one in statuses if one and not one.safe_to_terminate]
         return next((one or "work" for one in busy), "")
 
     async def drain(self, worker_id: int, reason: str) -> None:
         """Give a worker no more work, at every selector that knows it. Repeatable.
 
         Raises:
-            SelectorError: one of them was not told.
+            SelectorError: one of them was not reached.
         """
-        await self._tell(lambda client: client.drain_worker(worker_id, reason))
+        await self._send(lambda client: client.drain_worker(worker_id, reason))
 
     async def undrain(self, worker_id: int) -> None:
         """Let a worker be chosen again, everywhere. Repeatable.
 
         Raises:
-            SelectorError: one of them was not told.
+            SelectorError: one of them was not reached.
         """
-        await self._tell(lambda client: client.undrain_worker(worker_id))
+        await self._send(lambda client: client.undrain_worker(worker_id))
 
     async def close(self) -> None:
         """Close the connections."""
         for client in (*self._clients.values(), *self._left):
             await client.aclose()
 
-    async def _tell(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
+    async def _send(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
         await self._follow()
         _, errors = await self._ask(call)
         if errors:  # all were asked, even after a failure
@@ -216,8 +217,8 @@ class SelectorFleet:
             SelectorError: there is no answer.
         """
         await self._follow()
-        told, failed = await self._ask(lambda client: client.call("GET", path, kind=kind))
-        found = [one for one in told if one is not None]
+        answers, failed = await self._ask(lambda client: client.call("GET", path, kind=kind))
+        found = [one for one in answers if one is not None]
         errors = "; ".join(map(str, failed))
         if found:
             return found, errors
@@ -231,13 +232,13 @@ class SelectorFleet:
         Of an unknown subject the answer is None. If no selector answers, all are waited for.
         """
         asked = dict(self._clients)
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(_answer(client, call) for client in asked.values()), return_exceptions=True
         )
         now = self._clock()
         answers: list[_T | None] = []
         failed: dict[str, SelectorError] = {}
-        for url, one in zip(asked, told, strict=True):
+        for url, one in zip(asked, results, strict=True):
             if isinstance(one, SelectorError):
                 failed[url] = one
                 self._answered_at.setdefault(url, now)

@@ -59,7 +59,7 @@ def plan_compatible(profile: Profile, question: PlanSettings) -> dict[str, objec
         terms = terms_of(lookup, demand, limits)
     except (ValueError, ArithmeticError) as error:  # a length that is no number
         return {"error": type(error).__name__, "message": str(error), "intermediate": {}}
-    intermediate = {"intermediate": _told(dataclasses.asdict(terms))}
+    intermediate = {"intermediate": _json_numbers(dataclasses.asdict(terms))}
     try:
         plan = plan_as_they(terms, limits)
     except (ValueError, ArithmeticError) as error:
@@ -111,7 +111,7 @@ def plan_slo(profile: Profile, question: PlanSettings) -> dict[str, object]:
         "intermediate": {
             f"{pool.role}_{name}": value
             for pool, need in zip(_POOLS, needs, strict=True)
-            for name, value in _told({"engines": need.engines, **need.terms}).items()
+            for name, value in _json_numbers({"engines": need.engines, **need.terms}).items()
         },
         "gpus": sum(one.gpus * counts[one.pool] for one in pools),
         "short_of_gpus": [str(one.pool.role) for one in pools if counts[one.pool] < one.wanted],
@@ -170,6 +170,6 @@ def read_series(text: str) -> list[float]:
         raise SettingsError(f"standard input: {error}") from error
 
 
-def _told(terms: dict[str, float]) -> dict[str, float | str]:
+def _json_numbers(terms: dict[str, float]) -> dict[str, float | str]:
     """Express infinities and NaN as text, for JSON."""
     return {name: one if math.isfinite(one) else str(one) for name, one in terms.items()}

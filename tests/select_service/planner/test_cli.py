@@ -28,8 +28,8 @@ KALMAN = golden("predictors_golden")["results"]["kalman"]["noisy_trend"]
 
 def asked(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, Any, str]:
     code = main([str(one) for one in argv])
-    told = capsys.readouterr()
-    return code, json.loads(told.out) if told.out.startswith("{") else told.out, told.err
+    output = capsys.readouterr()
+    return code, json.loads(output.out) if output.out.startswith("{") else output.out, output.err
 
 
 def plan_flags(case: dict[str, Any]) -> list[object]:
@@ -86,8 +86,8 @@ def test_what_was_not_measured_makes_nobody_faster(capsys: pytest.CaptureFixture
 def test_flags_that_would_be_left_aside_are_refused(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, told = asked(capsys, "run", "--model-name", "m", "--connector", "virtual", *flags)
-    assert (code, told) == (1, f"select-planner run: {why}\n")
+    code, _, errors = asked(capsys, "run", "--model-name", "m", "--connector", "virtual", *flags)
+    assert (code, errors) == (1, f"select-planner run: {why}\n")
 
 
 @pytest.mark.parametrize(
@@ -101,20 +101,20 @@ def test_flags_that_would_be_left_aside_are_refused(
 def test_flags_of_one_model_are_refused_beside_a_file_of_several(
     flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, told = asked(capsys, "run", "--targets", "t.yaml", flag, value)
+    code, _, errors = asked(capsys, "run", "--targets", "t.yaml", flag, value)
     said = f"select-planner run: {flag}: with --targets, the file says so of each model\n"
-    assert (code, told) == (1, said)
+    assert (code, errors) == (1, said)
 
 
 @pytest.mark.parametrize("case", CASES[4:9:2], ids=lambda case: case["args"]["itl"])
 def test_plan_answers_as_recorded(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy", reason="the extra `planner`")
-    code, told, _ = asked(capsys, "plan", *plan_flags(case), "--mode", "compatible", "--json")
+    code, answer, _ = asked(capsys, "plan", *plan_flags(case), "--mode", "compatible", "--json")
     for name in ("num_p", "num_d", "error", "message"):
-        assert told.get(name) == case.get(name)
+        assert answer.get(name) == case.get(name)
     for name, value in case["intermediate"].items():
         expected = value if value == "nan" else pytest.approx(value, rel=1e-12)
-        assert told["intermediate"][name] == expected
+        assert answer["intermediate"][name] == expected
     assert code == (1 if "error" in case else 0)
 
 
@@ -123,8 +123,8 @@ def test_the_default_plan_needs_no_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.interpolate", None)
     ours = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")[:2]
-    code, told, error = asked(capsys, "plan", *plan_flags(CASES[1]), "--json")
-    assert (code, told) == ours
+    code, answer, error = asked(capsys, "plan", *plan_flags(CASES[1]), "--json")
+    assert (code, answer) == ours
     assert "planned with --mode slo" in error
     assert "pip install 'scipy" in error
     code, _, error = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "compatible", "--json")
@@ -134,9 +134,9 @@ def test_the_default_plan_needs_no_extra(
 
 def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """30 requests of 3000 tokens a second: 9.74 fit one engine, the reference forgets the wait."""
-    code, told, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")
-    assert (code, told["num_p"], told["infeasible"]) == (0, 4, [])
-    assert told["intermediate"]["prefill_rho"] == pytest.approx(0.898, abs=5e-4)
+    code, answer, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")
+    assert (code, answer["num_p"], answer["infeasible"]) == (0, 4, [])
+    assert answer["intermediate"]["prefill_rho"] == pytest.approx(0.898, abs=5e-4)
     case = CASES[1] | {"args": CASES[1]["args"] | {"max_gpu_budget": 1}}
     code, _, error = asked(capsys, "plan", *plan_flags(case), "--mode", "slo", "--json")
     assert code == 1
@@ -195,9 +195,9 @@ def test_predict_reads_a_list(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(KALMAN["series"])))
-    code, told, _ = asked(capsys, "predict", "--predictor", "kalman", "--json")
+    code, answer, _ = asked(capsys, "predict", "--predictor", "kalman", "--json")
     assert code == 0
-    assert told["pred_after_each"] == pytest.approx(KALMAN["pred_after_each"], rel=1e-12)
+    assert answer["pred_after_each"] == pytest.approx(KALMAN["pred_after_each"], rel=1e-12)
 
 
 @pytest.mark.parametrize(("mode", "last"), [("compatible", -3.0), ("slo", 0.0)])
@@ -206,9 +206,9 @@ def test_the_last_value_is_the_last_value(
 ) -> None:
     """The reference has no floor below it; ours forecasts no load of less than nothing."""
     monkeypatch.setattr("sys.stdin", io.StringIO("[0, 5, -3]"))
-    code, told, _ = asked(capsys, "predict", "--predictor", "constant", "--mode", mode)
+    code, answer, _ = asked(capsys, "predict", "--predictor", "constant", "--mode", mode)
     assert code == 0
-    assert told["pred_after_each"] == [0.0, 5.0, last]
+    assert answer["pred_after_each"] == [0.0, 5.0, last]
 
 
 @pytest.mark.parametrize("name", ["constant", "kalman", "ets", "recurring", "auto"])
@@ -218,8 +218,8 @@ def test_a_missing_measurement_is_no_idle_interval(
 ) -> None:
     """The reference takes it for one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([100] * 9 + [None, None])))
-    _, told, _ = asked(capsys, "predict", "--predictor", name, "--mode", mode)
-    least = min(told["pred_after_each"][-2:])
+    _, answer, _ = asked(capsys, "predict", "--predictor", name, "--mode", mode)
+    least = min(answer["pred_after_each"][-2:])
     assert least < 99 if mode == "compatible" else least == pytest.approx(100, rel=0.01)
 
 
@@ -228,9 +228,9 @@ def test_a_trend_that_never_changes_is_a_filter_like_any(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([10.0] * 40)))
     flags = ("--kalman-q-trend", "0", "--kalman-q-level", "0")
-    code, told, _ = asked(capsys, "predict", "--predictor", "kalman", *flags)
+    code, answer, _ = asked(capsys, "predict", "--predictor", "kalman", *flags)
     assert code == 0
-    assert told["pred_after_each"][-1] == pytest.approx(10.0)
+    assert answer["pred_after_each"][-1] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("flag", ["--kalman-q-level", "--kalman-q-trend", "--kalman-r"])
@@ -258,9 +258,9 @@ def test_a_profile_is_inspected(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert code == 0
     assert "decode: 30 samples" in text
     assert page.read_text().count("<svg xmlns") == 3
-    told = page.read_text()
-    assert not re.search(r"<(script|link|img|iframe)|url\((?!#)|@import", told)
-    assert set(re.findall(r"https?://[^\"<> ]+", told)) == {"http://www.w3.org/2000/svg"}
+    html = page.read_text()
+    assert not re.search(r"<(script|link|img|iframe)|url\((?!#)|@import", html)
+    assert set(re.findall(r"https?://[^\"<> ]+", html)) == {"http://www.w3.org/2000/svg"}
     code, _, error = asked(capsys, "profile", "inspect", tmp_path)
     assert code == 1
     assert "no prefill profile" in error
@@ -273,10 +273,10 @@ def test_help_says_what_each_flag_is_and_what_it_is_otherwise() -> None:
                 for command in one.choices.values():
                     yield from silent(command)
                 continue
-            words = re.sub(r"Default: .*", "", one.help or "")
+            text = re.sub(r"Default: .*", "", one.help or "")
             is_said = one.nargs == 0 or one.required or "Default" in str(one.help)
-            is_once = words.count("between ") < 2  # "between plans between two numbers" was said
-            if not (words.strip() and is_said and is_once):
+            is_once = text.count("between ") < 2  # "between plans between two numbers" was said
+            if not (text.strip() and is_said and is_once):
                 yield f"{parser.prog} {one.option_strings or one.dest}"
 
     assert list(silent(parser())) == []
@@ -294,7 +294,7 @@ def test_every_row_is_whole_and_every_predictor_can_be_made() -> None:
 
 
 @pytest.mark.parametrize("flag", [["--adjustment-interval", "0"], ["--attainment", "1"]])
-def test_wrong_usage_is_told(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_reported(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(one) for one in ("plan", *plan_flags(CASES[0]), *flag)])
     assert ended.value.code == 2
@@ -327,26 +327,26 @@ def test_what_could_never_be_asked_is_refused_at_the_start(
 def test_traffic_that_would_be_counted_twice_is_refused(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both tenants were told all that the model is asked for, and each had engines for it."""
+    """Both tenants got all that the model is asked for, and each had engines for it."""
     path = tmp_path / "targets.yaml"
     rest = f"profile_results_dir: {PROFILE}, pools: [{{role: decode}}]"
     both = "".join(f"- {{{one}, {rest}}}\n" for one in ("model_name: m", f"model_name: m, {other}"))
     path.write_text("models:\n" + both.replace("model_name: m, model_name", "model_name"))
-    code, _, told = asked(capsys, "run", "--targets", str(path), "--max-gpu-budget", "0")
+    code, _, errors = asked(capsys, "run", "--targets", str(path), "--max-gpu-budget", "0")
     assert code == 1
-    assert "no tenants: each of several would be taken for all" in told
+    assert "not by tenant: each of several would be taken for all" in errors
 
 
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ([], "m: --profile-results-dir is needed: this source does not tell"),
+        ([], "m: --profile-results-dir is needed: this source does not report"),
         (["--metrics-source", "trace", "--trace", "x"], "m: --profile-results-dir is needed"),
         (
             ["--prometheus-names", "selector", "--engine-speed", "profile"],
             "m: --profile-results-dir is needed: --engine-speed profile is asked for",
         ),
-        (["--engine-speed", "learnt"], "--engine-speed learnt: this source does not tell"),
+        (["--engine-speed", "learnt"], "--engine-speed learnt: this source does not report"),
         (
             ["--engine-speed", "profile", "--learnt-speed-max-age", "60"],
             "--learnt-speed-max-age is of an --engine-speed that is learnt",
@@ -355,12 +355,12 @@ def test_traffic_that_would_be_counted_twice_is_refused(
         (["--prometheus-names", "selector", "--max-gpu-budget", "0"], "GPU"),
     ],
 )
-def test_engines_of_a_speed_that_nobody_can_tell_are_refused_at_the_start(
+def test_engines_of_a_speed_that_are_unknown_are_refused_at_the_start(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, told = asked(capsys, "run", "--model-name", "m", *flags)
+    code, _, errors = asked(capsys, "run", "--model-name", "m", *flags)
     assert code == 1
-    assert why in told
+    assert why in errors
 
 
 def test_targets_without_a_profile_are_refused_by_their_field(
@@ -368,9 +368,9 @@ def test_targets_without_a_profile_are_refused_by_their_field(
 ) -> None:
     path = tmp_path / "targets.yaml"
     path.write_text("models: [{model_name: m, pools: [{role: decode}]}]")
-    code, _, told = asked(capsys, "run", "--targets", str(path))
+    code, _, errors = asked(capsys, "run", "--targets", str(path))
     assert code == 1
-    assert "m: profile_results_dir is needed: this source does not tell" in told
+    assert "m: profile_results_dir is needed: this source does not report" in errors
 
 
 def test_charts_that_can_never_be_written_are_refused_before_anything_is_computed(
@@ -379,19 +379,19 @@ def test_charts_that_can_never_be_written_are_refused_before_anything_is_compute
     out = tmp_path / "no" / "charts.html"
     flags = ["--profile-results-dir", str(tmp_path), "--trace", str(tmp_path / "none")]
     for command in (["replay", *flags], ["profile", "inspect", str(tmp_path)]):
-        code, _, told = asked(capsys, *command, "--out", str(out))
+        code, _, errors = asked(capsys, *command, "--out", str(out))
         assert code == 1
-        assert f"{out}: No such file or directory" in told
+        assert f"{out}: No such file or directory" in errors
 
 
-def test_a_series_from_nowhere_is_told(
+def test_a_series_from_nowhere_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a service manager starts it, or a shell by <&-."""
     monkeypatch.setattr("sys.stdin", None)
-    code, _, told = asked(capsys, "predict", "--predictor", "constant")
-    assert (code, told.count("\n")) == (1, 1)
-    assert "standard input is closed" in told
+    code, _, errors = asked(capsys, "predict", "--predictor", "constant")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "standard input is closed" in errors
 
 
 @pytest.mark.parametrize(

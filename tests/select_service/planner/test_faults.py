@@ -168,16 +168,16 @@ def test_6_a_load_that_changes_after_five_intervals(name: str) -> None:
     """Theirs (ARIMA, its default) is fitted to the first five for ever; ours is our default."""
     recorded = golden("predictors_golden")["results"]["arima"][name]
     series = [value or 0.0 for value in recorded["series"]]
-    predictor, told = make_predictor(PredictorSettings()), []
+    predictor, forecasts = make_predictor(PredictorSettings()), []
     for value in series:
         predictor.add(value)
-        told.append(predictor.predict())
+        forecasts.append(predictor.predict())
 
     def error(forecasts: list[float]) -> float:
         later = zip(forecasts[5:-1], series[6:], strict=True)
         return sum(abs(forecast - value) for forecast, value in later)
 
-    assert error(told) < error(recorded["pred_after_each"])
+    assert error(forecasts) < error(recorded["pred_after_each"])
 
 
 def test_7_fewer_than_nothing_is_no_forecast() -> None:
@@ -225,8 +225,8 @@ def test_12_lengths_that_are_not_their_mean(lookup: CompatibleLookup) -> None:
     ours = math.ceil(queue.need(rate, target_s, 0.99, pooled=True).engines)
 
     def in_time(engines: int) -> float:
-        told = waits(queue, rate, engines, seed=4)
-        return sum(one <= target_s for one in told) / len(told)
+        ttfts_s = waits(queue, rate, engines, seed=4)
+        return sum(one <= target_s for one in ttfts_s) / len(ttfts_s)
 
     assert in_time(they) < 0.1
     assert in_time(ours) >= 0.99

@@ -31,7 +31,7 @@ class ScalingOutcome:
 class Connector(Protocol):
     """Starts and stops replicas."""
 
-    tells_all_at_once: bool
+    sets_all_at_once: bool
     """A decision is atomic: no part of it can be refused while another is carried out."""
 
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
@@ -51,7 +51,7 @@ class Connector(Protocol):
 class OneByOne(ABC):
     """Reads and sets pools each by itself: a failure does not affect the others."""
 
-    tells_all_at_once = False
+    sets_all_at_once = False
 
     def __init__(self) -> None:
         self.problems: dict[PoolKey, str] = {}
@@ -67,9 +67,9 @@ class OneByOne(ABC):
                 except ConnectorError as error:
                     return str(error)
 
-        told = dict(zip(pools, await asyncio.gather(*map(read, pools)), strict=True))
-        self.problems = {pool: one for pool, one in told.items() if isinstance(one, str)}
-        return {pool: one for pool, one in told.items() if isinstance(one, PoolState)}
+        states = dict(zip(pools, await asyncio.gather(*map(read, pools)), strict=True))
+        self.problems = {pool: one for pool, one in states.items() if isinstance(one, str)}
+        return {pool: one for pool, one in states.items() if isinstance(one, PoolState)}
 
     async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
         """Set every pool."""
@@ -98,7 +98,7 @@ class OneByOne(ABC):
 class DryRun:
     """Changes nothing, and assumes that requested changes happen."""
 
-    tells_all_at_once = True
+    sets_all_at_once = True
 
     def __init__(self, start: Mapping[PoolKey, int]) -> None:
         self._counts = dict(start)

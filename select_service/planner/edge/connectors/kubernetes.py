@@ -105,7 +105,7 @@ class KubernetesConnector(OneByOne):
                 self._count_ready.add(path)
             elif path in self._count_ready:
                 ready = 0
-        if ready is None:  # it may only be scaled, or does not tell: take what the scale says
+        if ready is None:  # it may only be scaled, or does not show it: take what the scale says
             ready = scale.status.replicas or 0
         return PoolState(scale.spec.replicas, ready)
 

@@ -105,9 +105,9 @@ class RayConnector(OneByOne):
         if kind == "actor":
             await self._call(scope, name, "scale", replicas)
             return
-        told = await self._applications()
+        answer = await self._applications()
         configs = []
-        for app_name, application in told.applications.items():
+        for app_name, application in answer.applications.items():
             config = application.deployed_app_config
             if config is None:
                 raise ConnectorError(
@@ -138,7 +138,7 @@ class RayConnector(OneByOne):
                 content=None if body is None else msgspec.json.encode(body),
             )
             if not OK <= page.status < _REFUSED:
-                raise ConnectorError(f"answered {page.status}")  # noqa: TRY301 - told below
+                raise ConnectorError(f"answered {page.status}")  # noqa: TRY301 - reported below
             return msgspec.json.decode(page.body if method == "GET" else b"{}", type=_Applications)
         except (ConnectorError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConnectorError(f"{self._url}: {error}") from error

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
 FOLLOWED_MOST: Final = 2**52
-"""Ids continue from what clients have heard, up to this: larger ones cannot be decisions, and from
-2**53 on JSON readers round, so a single such request would break the ids for all clients."""
+"""Ids continue from what clients have received, up to this: larger ones cannot be decisions, and
+from 2**53 on JSON readers round, so a single such request would break the ids for all clients."""
 _REASONS_MAX: Final = 20
 REPLICAS_MAX: Final = 1_000_000
 """Per pool: no pool has more, and a report that claims so is damaged."""
@@ -71,7 +71,7 @@ class VirtualConnector:
         ends: decisions by outcome, without those superseded by the next.
     """
 
-    tells_all_at_once = True
+    sets_all_at_once = True
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class VirtualConnector:
         self.decision_id = first_id
         self.ends = dict.fromkeys(ENDS, 0)
         self.problems: dict[PoolKey, str] = {}
-        # the client may have been told by a planner that no longer runs
+        # the client may have got one from a planner that no longer runs
         if self._asked != self._there:
             self._issue("asked for before the planner was started again")
 
@@ -122,23 +122,23 @@ class VirtualConnector:
     async def next(self, after: int, wait_s: float) -> Issued | None:
         """Return the newest decision above `after`, waiting for one; None: there is none yet.
 
-        The client may have heard of a later one, from an earlier planner that left no state: ids
-        continue from there, or it would hear nothing until they have caught up.
+        The client may have received a later one, from an earlier planner that left no state: ids
+        continue from there, or it would receive nothing until they have caught up.
         """
         if self.decision_id < after <= FOLLOWED_MOST:
             self.decision_id = after
             if self.decision is not None:
                 self._issue(self.decision.reason)
-        if self._news(after) is None and not self._is_ending:
+        if self._newer(after) is None and not self._is_ending:
             changed = self._changed
             try:
                 async with asyncio.timeout(min(max(wait_s, 0.0), WAIT_MAX_S)):
                     await changed.wait()
             except TimeoutError:
                 return None
-        return self._news(after)
+        return self._newer(after)
 
-    def _news(self, after: int) -> Issued | None:
+    def _newer(self, after: int) -> Issued | None:
         found = self.decision
         return found if found is not None and found.decision_id > after else None
 
@@ -157,14 +157,14 @@ class VirtualConnector:
             return False
         if decision_id < self.decision_id or self.decision is None:
             return True  # it is superseded; nothing depends on it
-        told = {one.pool: one.replicas for one in completion.replicas if one.pool in self._asked}
+        reached = {one.pool: one.replicas for one in completion.replicas if one.pool in self._asked}
         if completion.status == "failed":
             for pool in self._asked:
                 self.problems[pool] = f"decision {decision_id} failed: {completion.message}"
-            self._asked = self._there | told  # failed changes are no longer requested
+            self._asked = self._there | reached  # failed changes are no longer requested
         else:
             self.problems = {}
-        self._close(completion.status, self._asked | told)
+        self._close(completion.status, self._asked | reached)
         return True
 
     def _close(self, end: End, there: Mapping[PoolKey, int]) -> None:

@@ -39,15 +39,15 @@ class FileLease:
 
     Args:
         paths: of the files; they are created. A dry run has none: there is nothing to contend for.
-        whose: written into them, for people.
+        identity: written into them, for people.
     """
 
     problem = ""
     failures = 0
 
-    def __init__(self, *paths: Path, whose: str = "") -> None:
+    def __init__(self, *paths: Path, identity: str = "") -> None:
         self._paths = sorted(set(paths))
-        self._whose = whose
+        self._identity = identity
         self._files: dict[Path, int] = {}
         self.taken: Path | None = None
         """The file that another planner has locked."""
@@ -94,7 +94,7 @@ class FileLease:
         self._files[path] = opened
         with contextlib.suppress(OSError):  # the disk may be full; the text is only for people
             os.ftruncate(opened, 0)
-            os.pwrite(opened, self._whose.encode(), 0)
+            os.pwrite(opened, self._identity.encode(), 0)
         return True
 
     @property

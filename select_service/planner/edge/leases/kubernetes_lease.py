@@ -86,8 +86,8 @@ class KubeLease(Timed):
     async def _write(self, method: str, path: str, version: str) -> bool:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = _Spec(self._identity, math.ceil(self._duration_s), now)
-        told = msgspec.to_builtins(_Lease(_Meta(self._name, version), spec))
-        answer = await self._kube.ask(method, path, _KIND | told)
+        body = msgspec.to_builtins(_Lease(_Meta(self._name, version), spec))
+        answer = await self._kube.ask(method, path, _KIND | body)
         if answer.status == _CONFLICT:  # another planner was faster
             return False
         if answer.status not in (_OK, _CREATED):

@@ -23,24 +23,24 @@ class LeaseActor:
         self._holder: str | None = None
         self._until = 0.0
 
-    def hold(self, who: str, duration_s: float, *, holds: bool) -> str:
+    def hold(self, holder: str, duration_s: float, *, holds: bool) -> str:
         """Take or renew the lease; returns the holder, empty: none yet.
 
         Args:
-            who: the requesting process; each has its own name.
+            holder: the requesting process; each has its own name.
             duration_s: for how long.
             holds: it renewed the lease recently, at this actor or its predecessor.
         """
         now = self._clock()
-        if self._holder != who:
+        if self._holder != holder:
             if self._holder is not None and now < self._until:
                 return self._holder
             if self._holder is None and not holds and now < self._began + duration_s:
                 return ""  # the previous holder may still act
-        self._holder, self._until = who, now + duration_s
-        return who
+        self._holder, self._until = holder, now + duration_s
+        return holder
 
-    def release(self, who: str) -> None:
+    def release(self, holder: str) -> None:
         """Release the lease: the next one gets it at once."""
-        if self._holder == who:
+        if self._holder == holder:
             self._until = self._clock()

@@ -48,8 +48,8 @@ class RayLease(Timed):
     @override
     async def _ask(self) -> bool:
         holds = self.is_sure
-        told = await self._call("hold", self._identity, self._duration_s, holds=holds)
-        return bool(told == self._identity)
+        holder = await self._call("hold", self._identity, self._duration_s, holds=holds)
+        return bool(holder == self._identity)
 
     @override
     async def _give_back(self) -> None:

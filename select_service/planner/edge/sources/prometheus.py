@@ -74,13 +74,13 @@ class PrometheusSource:
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Query every model; a model whose queries fail has missing readings only."""
-        told = await asyncio.gather(*(self._window(model, seconds) for model in models))
-        return dict(zip(models, told, strict=True))
+        windows = await asyncio.gather(*(self._window(model, seconds) for model in models))
+        return dict(zip(models, windows, strict=True))
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
         """Query the counter of requests, and the two gauges if configured."""
-        told = await asyncio.gather(*(self._load(model) for model in models))
-        return dict(zip(models, told, strict=True))
+        loads = await asyncio.gather(*(self._load(model) for model in models))
+        return dict(zip(models, loads, strict=True))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -172,15 +172,15 @@ class PrometheusSource:
         if not name:
             return Missing("not configured")
         try:
-            told = await self._ask(self._increase(name, model, seconds, "moment"), "moment")
+            values = await self._ask(self._increase(name, model, seconds, "moment"), "moment")
         except SourceError as error:
             return Missing(str(error))
-        return moments(told, f"no series {name}")
+        return moments(values, f"no series {name}")
 
     async def _arrived(self, model: ModelKey) -> Arrived:
         """Return the arrivals that have been scraped since the last look.
 
-        Of a look that fails the next one tells.
+        The next look covers one that fails.
         """
         plain = self._of_requests(lambda name: self._series(name, model))
         timed = self._of_requests(lambda name: f"timestamp({self._series(name, model)})")
@@ -202,13 +202,13 @@ class PrometheusSource:
         grown = self._grown_from_zero if self._names.requests == SELECTOR.requests else self._grown
         query = self._of_requests(lambda name: grown(name, model, seconds))
         try:
-            told = await self._ask(f"sum({query})")
-            return counted(told.get(""), f"no series {self._names.requests}")
+            values = await self._ask(f"sum({query})")
+            return counted(values.get(""), f"no series {self._names.requests}")
         except SourceError as error:
             return Missing(str(error))
 
     def _of_requests(self, expression: Callable[[str], str]) -> str:
-        """Return an expression for requests as they arrive, from all targets that tell that."""
+        """Return an expression for requests as they arrive, from all targets that report that."""
         names = [name for name in (self._names.started, self._names.requests) if name]
         return " or on (instance, job) ".join(expression(name) for name in names)
 
@@ -226,10 +226,10 @@ class PrometheusSource:
             both = await self._ask(query)
         except SourceError as error:
             return Missing(str(error))
-        told = ratio(both.get("sum"), both.get("count"), f"no series {name}", scale)
-        if isinstance(told, Idle) and isinstance(requests, Value):
+        mean = ratio(both.get("sum"), both.get("count"), f"no series {name}", scale)
+        if isinstance(mean, Idle) and isinstance(requests, Value):
             return Missing(f"{name} counts nothing while requests come")
-        return told
+        return mean
 
     async def _mix(
         self, name: str, model: ModelKey, seconds: float
@@ -238,10 +238,10 @@ class PrometheusSource:
         if not name:
             return ()
         try:
-            told = await self._ask(self._increase(f"{name}_bucket", model, seconds, "le"), "le")
+            counts = await self._ask(self._increase(f"{name}_bucket", model, seconds, "le"), "le")
         except SourceError:
             return ()  # the mean is known, or reported as missing
-        buckets = ((_value(bound), count) for bound, count in told.items())
+        buckets = ((_value(bound), count) for bound, count in counts.items())
         return from_buckets(sorted(one for one in buckets if one[0] > 0))
 
     def _increase(self, name: str, model: ModelKey, seconds: float, by: str = "") -> str:
@@ -254,7 +254,7 @@ class PrometheusSource:
     def _grown_from_zero(self, name: str, model: ModelKey, seconds: float) -> str:
         """Return an expression for growth that counts what a new series begins with.
 
-        The first request for a model begins a series, at 1, of which `increase` tells nothing. It
+        The first request for a model begins a series, at 1, of which `increase` shows nothing. It
         is new where its target was scraped, or was not running yet, when the time began.
         """
         series, ms = self._series(name, model), round(1e3 * seconds)
@@ -279,12 +279,12 @@ class PrometheusSource:
 
         Of several the first counts; queries without series give nothing.
         """
-        told: dict[str, float] = {}
+        values: dict[str, float] = {}
         for row in await self._rows(query):
             value = _value(row.value[1])
             if math.isfinite(value):
-                told.setdefault(row.metric.get(label, ""), value)
-        return told
+                values.setdefault(row.metric.get(label, ""), value)
+        return values
 
     async def _rows(self, query: str) -> list[_Sample]:
         """Return the answer to an instant query."""
@@ -328,9 +328,9 @@ def _samples(rows: Iterable[_Sample]) -> list[ScrapedSample]:
         labels = {name: text for name, text in row.metric.items() if name not in _ADDED}
         found[tuple(sorted(labels.items()))][row.metric.get("of", "")] = _value(row.value[1])
     samples = []
-    for series, told in found.items():
+    for series, values in found.items():
         labels = dict(series)
-        at, count = told.get("at", math.nan), told.get("count", math.nan)
+        at, count = values.get("at", math.nan), values.get("count", math.nan)
         if math.isfinite(at) and math.isfinite(count):
             # a series that names no target, such as one that was pushed, is one
             target = (labels.get("job"), labels["instance"]) if "instance" in labels else series

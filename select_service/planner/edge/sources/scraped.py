@@ -4,7 +4,7 @@ Between two scrapes a counter stands still, and then it jumps: the difference of
 nothing, nothing, and a lump. So arrivals are counted in the time of the samples: up to the moment
 to which every target has been scraped, and of a target that was scraped later too, the part that
 came before, as if they had come evenly. A target that stays away for longer than its scrapes are
-apart usually is not waited for: it is gone, or does not answer. Several servers may tell of the
+apart usually is not waited for: it is gone, or does not answer. Several servers may report the
 same target in turns, each with its own samples.
 """
 
@@ -27,7 +27,7 @@ AWAITED: Final = 2.0
 """How many usual distances of its scrapes a target may be late before others go on without it."""
 _SPACING_S: Final = 60.0  # assumed until it is known: Prometheus' default
 _DISTANCES: Final = 4  # of scrapes, by which it is known
-_KNOWN_S: Final = 300.0  # Prometheus tells no older samples; beyond them counts begin anew
+_KNOWN_S: Final = 300.0  # Prometheus returns no older samples; beyond them counts begin anew
 _SKEW_S: Final = 60.0  # clocks of two that scrape the same may differ by this much
 
 
@@ -53,7 +53,7 @@ class ScrapedArrivals:
 
     def __init__(self) -> None:
         self._targets: dict[Hashable, _Target] = {}
-        self._told: set[Hashable] = set()  # targets of the latest samples, however old those are
+        self._latest: set[Hashable] = set()  # targets of the latest samples, however old those are
         self._until: float | None = None  # everything up to then has been returned
 
     def take(self, samples: Iterable[ScrapedSample]) -> None:
@@ -63,7 +63,7 @@ class ScrapedArrivals:
         for one in samples:
             seen[one.target][one.series] = one.value
             times[one.target] = max(times[one.target], one.at)
-        self._told = set(seen)
+        self._latest = set(seen)
         for name, counts in seen.items():
             if name in self._targets:
                 self._targets[name].take(times[name], counts)
@@ -105,12 +105,12 @@ class ScrapedArrivals:
     def _forget(self, now: float, returned: float) -> None:
         """Drop targets that are gone, of which everything has been returned.
 
-        One whose last sample is still told would look like a new one, to be waited for.
+        One whose last sample is still reported would look like a new one, to be waited for.
         """
         self._targets = {
             name: one
             for name, one in self._targets.items()
-            if name in self._told or one.due_at >= now or one.last_at > returned
+            if name in self._latest or one.due_at >= now or one.last_at > returned
         }
 
 
@@ -163,8 +163,8 @@ class _Target:
 def _grown(before: float, count: float) -> float:
     """Return how much a counter has grown; one that restarts loses most of what it had.
 
-    It loses little where an earlier count is told later, by another that scrapes it, and where a
-    sum loses a part: that is no growth.
+    It loses little where an earlier count is reported later, by another that scrapes it, and where
+    a sum loses a part: that is no growth.
     """
     if count >= before:
         return count - before

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 5.0
 UNSEEN_S: Final = 60.0
-"""Replicas that selectors hear and that are not scraped are reported after so long: some may just
+"""Replicas that selectors know and that are not scraped are reported after so long: some may just
 have begun, or ended."""
 _AWAY_MAX: Final = 256
 """Selectors remembered that a name has lost: their counters go on where it leads to them again."""
@@ -59,8 +59,8 @@ class SelectorSource:
         wall: seconds since 1970; None: start times of processes are compared with each other only.
 
     Attributes:
-        warnings: what makes counts too low, in words.
-        unseen: replicas that selectors hear and that are not scraped.
+        warnings: what makes counts too low, as text.
+        unseen: replicas that selectors know and that are not scraped.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SelectorSource:
         """
         await self._scrape(models)
         seconds += self._lost_s
-        told = {model: self._window(model, seconds) for model in models}
+        windows = {model: self._window(model, seconds) for model in models}
         is_lost = bool(self._lost())
         self._lost_s = seconds if is_lost else 0.0
         self._live.clear()
@@ -127,18 +127,18 @@ class SelectorSource:
             self._counted.clear()
             self._looked_at = self._clock()
             self._since = self._wall(), self._wall()
-        return told
+        return windows
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
         """Scrape, and return the current load."""
         await self._scrape(models)
-        now, told = self._clock(), {}
+        now, loads = self._clock(), {}
         seconds = now - self._looked_at
         for model in models:
             live = self._gauge("reservations", model)
             if isinstance(live, Value):
                 self._live[model].append(live.value)
-            told[model] = Load(
+            loads[model] = Load(
                 prefill_backlog_tokens=self._backlog(model),
                 concurrency=live,
                 arrived=self._arrived(model),
@@ -151,7 +151,7 @@ class SelectorSource:
                 self._since = self._since[0], self._wall()
             for one in self._all():
                 one.is_new_to_looks = False
-        return told
+        return loads
 
     async def close(self) -> None:
         """Close the connections."""
@@ -193,7 +193,7 @@ class SelectorSource:
                 extensions={"sni_hostname": address.name} if address.name else None,
             )
             if page.status != OK:
-                raise SourceError(f"answered {page.status}")  # noqa: TRY301 - told below
+                raise SourceError(f"answered {page.status}")  # noqa: TRY301 - reported below
             # a foreign page is not a selector with no counts: its counts next time would all seem
             # new
             text = page.body.decode()
@@ -230,10 +230,10 @@ class SelectorSource:
 
     def _lost(self) -> list[str]:
         """Return why an unknown part of the traffic is not counted, by selector."""
-        told = [one.error for one in self._counters.values() if one.error]
+        errors = [one.error for one in self._counters.values() if one.error]
         problems = {} if self._addresses is None else self._addresses.problems
-        if len(told) == len(self._counters):
-            return [*problems.values(), *told] or ["no selector"]
+        if len(errors) == len(self._counters):
+            return [*problems.values(), *errors] or ["no selector"]
         now, answering = self._clock(), self._answering()
         return [
             one.error
@@ -247,7 +247,7 @@ class SelectorSource:
         ]
 
     def _look_for_unseen(self) -> None:
-        """Count the replicas that selectors hear and that are not scraped, once that lasts."""
+        """Count the replicas that selectors know and that are not scraped, once that lasts."""
         distinct = {id(one) for one in self._distinct()}
         seen = [one for one in self._counters.values() if not one.error and id(one) in distinct]
         replicas = 1 + max((one.replicas for one in seen), default=0)
@@ -270,9 +270,9 @@ class SelectorSource:
             )
         if self._addresses is not None:
             found += self._addresses.problems.values()
-        for words in found:
-            if words not in self.warnings:
-                _log.warning("%s", words)
+        for text in found:
+            if text not in self.warnings:
+                _log.warning("%s", text)
         self.warnings = tuple(found)
 
     def _arrived(self, model: ModelKey) -> Reading:
@@ -319,19 +319,19 @@ class SelectorSource:
         )
 
     def _mean(self, name: str, model: ModelKey, requests: Reading, scale: float = 1.0) -> Reading:
-        told = ratio(
+        mean = ratio(
             self._sum(f"{name}_sum", model),
             self._sum(f"{name}_count", model),
-            f"no selector tells {name}",
+            f"no selector reports {name}",
             scale,
         )
-        if isinstance(told, Idle) and isinstance(requests, Value):
+        if isinstance(mean, Idle) and isinstance(requests, Value):
             return Missing(f"workers do not report {name.removeprefix('demand_')}")
-        return told
+        return mean
 
     def _moments(self, name: str, model: ModelKey) -> Moments | Missing:
-        told = {moment: self._sum(name, model, moment) for moment in MOMENTS}
-        return moments(told, f"no selector tells {name}")
+        sums = {moment: self._sum(name, model, moment) for moment in MOMENTS}
+        return moments(sums, f"no selector reports {name}")
 
     def _sum(self, name: str, model: ModelKey, label: str = "") -> float | None:
         key = (name, model.model_name, model.tenant_id, label)
@@ -359,4 +359,4 @@ class SelectorSource:
         if not seen:
             return Missing("; ".join(self._lost()))
         found = [samples[key] for samples in seen if key in samples]
-        return Value(max(found)) if found else Missing(f"no selector tells {name}")
+        return Value(max(found)) if found else Missing(f"no selector reports {name}")

@@ -1,8 +1,8 @@
-"""The counters of one selector: what a scrape tells, and how much they have grown since the last.
+"""The counters of one selector: what a scrape shows, and how much they have grown since the last.
 
 A restart begins them anew. Several processes that answer at one address look like restarts; they
-are told apart by their ids and start times: one that started while another still answered has not
-replaced it.
+are distinguished by their ids and start times: one that started while another still answered has
+not replaced it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SelectorCounters:
 
     @property
     def replicas(self) -> int:
-        """How many other replicas it hears, by its last page."""
+        """How many other replicas it knows, by its last page."""
         last = self.last or {}
         return sum(int(last.get(key, 0.0)) for key in _HEARD)
 

@@ -101,11 +101,11 @@ def read_names(which: str) -> Names:
     if which in _KNOWN:
         return _KNOWN[which]
     try:
-        told = msgspec.convert(yaml.safe_load(Path(which).read_text("utf-8")), dict[str, object])
-        like = told.pop("like", "dynamo")
+        given = msgspec.convert(yaml.safe_load(Path(which).read_text("utf-8")), dict[str, object])
+        like = given.pop("like", "dynamo")
         if like not in _KNOWN:
             raise SettingsError(f"{which}: like: want {' or '.join(_KNOWN)}")
-        names = msgspec.convert(msgspec.structs.asdict(_KNOWN[str(like)]) | told, Names)
+        names = msgspec.convert(msgspec.structs.asdict(_KNOWN[str(like)]) | given, Names)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise SettingsError(f"{which}: {error}") from error
     for field, name in msgspec.structs.asdict(names).items():

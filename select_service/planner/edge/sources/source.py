@@ -18,7 +18,7 @@ class TrafficSource(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What makes the measurements doubtful, in words."""
+        """What makes the measurements doubtful, as text."""
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Start: the first window begins here."""
@@ -55,9 +55,9 @@ def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0
     return Value(mean)
 
 
-def moments(told: Mapping[str, float | None], why: str) -> Moments | Missing:
+def moments(values: Mapping[str, float | None], why: str) -> Moments | Missing:
     """Turn sums by the name of their moment into one reading; one that lacks is missing."""
-    found = [told.get(name) for name in MOMENTS]
+    found = [values.get(name) for name in MOMENTS]
     if all(one is None for one in found):
         return Missing(why)
     for name, one in zip(MOMENTS, found, strict=True):

@@ -1,4 +1,4 @@
-"""A fleet whose replicas start at once, and what it is told."""
+"""A fleet whose replicas start at once, and what is reported to it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Live:
     def come(self, rate: float, seconds: float = LOOK_S) -> None:
         for _ in range(int(seconds / LOOK_S)):
             self.now += LOOK_S
-            self.analog_forecast.hear(float(self._rng.poisson(rate * LOOK_S)), LOOK_S, self.now)
+            self.analog_forecast.observe(float(self._rng.poisson(rate * LOOK_S)), LOOK_S, self.now)
 
 
 def test_engines_follow_a_rise_and_its_end() -> None:
@@ -81,7 +81,7 @@ def test_it_says_nothing_where_it_knows_nothing() -> None:
 
 def test_where_no_price_keeps_the_promise_it_says_nothing() -> None:
     analog_forecast = AnalogForecast(0.01)
-    for index in range(100):  # of a burst that came once no other tells
+    for index in range(100):  # of a burst that came once no other shows
         rate = 400.0 if 50 <= index < 60 else 100.0
         analog_forecast.learn(Interval(6 * rate, 1000.0, 100.0, (rate,) * PARTS))
     assert plan(analog_forecast).price is None
@@ -99,7 +99,7 @@ def test_more_than_ever_came_is_unlike_everything_and_less_is_not() -> None:
     assert live.analog_forecast.engines(POOL, 3) == 1
 
 
-def test_who_is_not_counted_is_not_told() -> None:
+def test_what_is_not_counted_is_not_planned() -> None:
     live = Live(plan(learnt()))
     live.come(10.0, 60.0)
     live.analog_forecast.lose()

@@ -40,8 +40,8 @@ def test_lookups_are_the_reference_s(name: str) -> None:
     for one in expected["decode"]:
         where = (one["concurrency"], one["context_length"])
         assert list(found.decode.cell(*where)) == one["ix_iy"]
-        told = (one["itl_ms"], one["thpt_per_gpu"])
-        assert found.decode.at(*where) == pytest.approx(told, rel=1e-9)
+        speeds = (one["itl_ms"], one["thpt_per_gpu"])
+        assert found.decode.at(*where) == pytest.approx(speeds, rel=1e-9)
     for one in expected["best"]:
         best = found.decode.best(one["itl_target_ms"], one["context_length"])
         expected_best = (one["thpt_per_gpu"], one["itl_ms"], one["kv_usage"])

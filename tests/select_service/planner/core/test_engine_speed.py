@@ -25,7 +25,7 @@ from tests.select_service.planner.core.planned_fleet import (
 
 
 def measured(base_s: float, s_per_token: float, loads: tuple[float, ...], times: int) -> Moments:
-    """Return what a rank tells that takes exactly this, so often at each load."""
+    """Return what a rank reports that takes exactly this, so often at each load."""
     pairs = [(load, base_s + s_per_token * load) for load in loads] * times
     return Moments(
         len(pairs),
@@ -40,10 +40,10 @@ PREFILLS = measured(0.012, 28e-6, (500.0, 3000.0, 12_000.0), 100)
 ITLS = measured(0.006, 0.12e-6, (20_000.0, 40_000.0, 60_000.0), 100)
 
 
-def window(**told: Any) -> Window:
+def window(**changed: Any) -> Window:
     known = {name: getattr(BUSY, name) for name in ("requests", "isl", "osl")}
     moments = {"prefill_moments": PREFILLS, "itl_moments": ITLS}
-    return Window(seconds=INTERVAL, **(known | moments | told))
+    return Window(seconds=INTERVAL, **(known | moments | changed))
 
 
 def known(speed: EngineSpeed) -> Surface:
@@ -89,14 +89,14 @@ def test_without_a_profile_and_measurements_replicas_are_held_and_it_is_said_why
     decision = run.slow(
         window(
             prefill_moments=measured(0.012, 28e-6, (500.0,), few),
-            itl_moments=Missing("no selector tells measured_itl_moments_total"),
+            itl_moments=Missing("no selector reports measured_itl_moments_total"),
         )
     )
     assert run.counts == (3, 6)
-    told = "\n".join(decision.reasons)
-    assert f"prefill: {few} of {MEASUREMENTS_LEAST} measurements" in told
-    assert "no selector tells measured_itl_moments_total" in told
-    assert "how fast its engines are is not known: replicas are held" in told
+    reasons = "\n".join(decision.reasons)
+    assert f"prefill: {few} of {MEASUREMENTS_LEAST} measurements" in reasons
+    assert "no selector reports measured_itl_moments_total" in reasons
+    assert "how fast its engines are is not known: replicas are held" in reasons
     run.slow(window())
     assert run.counts != (3, 6), "now it is known"
 
@@ -171,13 +171,13 @@ def test_a_profile_that_is_wrong_is_not_believed_while_nothing_is_measured(quiet
     speed = EngineSpeed(SURFACE)
     speed.learn(window(prefill_moments=measured(0.036, 84e-6, (500.0, 3000.0), 100)), 1.0)
     assert speed.by_measurement == {"prefill"}
-    told = speed.learn(quiet, 1.0)
+    remarks = speed.learn(quiet, 1.0)
     assert speed.by_measurement == {"prefill"}
-    assert any("as measured" in one for one in told)
+    assert any("as measured" in one for one in remarks)
     assert known(speed).prefill is not SURFACE.prefill
 
 
-def test_a_speed_that_becomes_too_old_while_nothing_is_told_holds_replicas() -> None:
+def test_a_speed_that_becomes_too_old_while_nothing_is_reported_holds_replicas() -> None:
     one = model()
     one.speed = EngineSpeed(None, settings=SpeedSettings(age_most_s=2.5 * INTERVAL))
     run = Run(one, prefill=3, decode=6)
@@ -192,7 +192,7 @@ def test_a_speed_that_becomes_too_old_while_nothing_is_told_holds_replicas() -> 
     assert run.counts == before
 
 
-@pytest.mark.parametrize("kv_tokens", [Value(200_000.0), Missing("no worker told")])
+@pytest.mark.parametrize("kv_tokens", [Value(200_000.0), Missing("no worker reported")])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
 def test_engines_that_are_full_are_not_taken_for_slow_ones(
     spread: float, kv_tokens: Reading
@@ -250,7 +250,10 @@ def test_a_worker_of_several_ranks_is_as_many_engines() -> None:
         one = model()
         one.speed = EngineSpeed(None)
         run = Run(one, prefill=int(12 / ranks), decode=int(16 / ranks), correct=True)
-        told = {"prefill_worker_ranks": Value(ranks), "decode_worker_ranks": Value(ranks)}
+        ranks_per_worker = {
+            "prefill_worker_ranks": Value(ranks),
+            "decode_worker_ranks": Value(ranks),
+        }
         live, itl_ms = 16 * 40_000.0 / 3150.0, 6.0 + 0.12e-3 * 40_000.0
         many = Value(4 * 5400.0)
         for _ in range(4):
@@ -260,7 +263,7 @@ def test_a_worker_of_several_ranks_is_as_many_engines() -> None:
                     concurrency=Value(live),
                     itl_ms=Value(itl_ms),
                     ttft_ms=Value(110.0),
-                    **told,
+                    **ranks_per_worker,
                 )
             )
         assert one.d_correction.factor == pytest.approx(1.0, rel=0.1), "it is as measured"
@@ -311,6 +314,6 @@ def test_sums_that_are_none_are_refused_by_their_moment(
     field: str, number: float, named: str
 ) -> None:
     speed = EngineSpeed(None)
-    told = speed.learn(window(prefill_moments=PREFILLS._replace(**{field: number})), 1.0)
-    assert any(named in one for one in told), told
+    remarks = speed.learn(window(prefill_moments=PREFILLS._replace(**{field: number})), 1.0)
+    assert any(named in one for one in remarks), remarks
     assert not speed.learnt["prefill"].sums.samples

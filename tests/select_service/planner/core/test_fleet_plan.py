@@ -104,17 +104,17 @@ def test_a_missing_metric_scales_nothing_away(name: str, reading: Reading) -> No
 
 @pytest.mark.parametrize("name", ["isl", "osl"])
 @pytest.mark.parametrize("reading", [Missing("workers do not report it"), Value(0.0), IDLE])
-def test_a_length_that_was_never_told_takes_no_busy_engine_away(
+def test_a_length_that_was_never_reported_takes_no_busy_engine_away(
     name: str, reading: Reading
 ) -> None:
-    """Callers that tell no output: a fleet at work was made as small as it may be, in silence."""
+    """Callers that report no output: a fleet at work was made as small as it may be, in silence."""
     run = Run(model(stabilisation_s=0.0))
     before = run.counts
     for _ in range(8):
         decision = run.slow(_with(name, reading))
         assert run.counts == before
-        words = f"m: no source reports any {name.upper()}: replicas are held"
-        assert words in decision.reasons
+        reason = f"m: no source reports any {name.upper()}: replicas are held"
+        assert reason in decision.reasons
         run.fast(Load(arrived=Value(150.0), seconds=5.0))
         assert run.counts == before
     run.slow(BUSY)
@@ -131,8 +131,8 @@ def test_a_fleet_at_nothing_whose_lengths_nobody_knows_begins_with_one_of_each()
     unserved = Window(
         seconds=INTERVAL,
         requests=Value(3.0),
-        isl=Missing("no selector tells it"),
-        osl=Missing("no selector tells it"),
+        isl=Missing("no selector reports it"),
+        osl=Missing("no selector reports it"),
     )
     run.slow(Window(seconds=INTERVAL, requests=IDLE))
     assert run.counts == (0, 0)
@@ -152,7 +152,7 @@ def test_idle_intervals_hold_the_lengths() -> None:
 
 
 def test_an_interval_that_took_longer_is_no_more_traffic() -> None:
-    """A machine that slept, or a source that was away, tells of more than one interval."""
+    """A machine that slept, or a source that was away, reports more than one interval."""
     run = Run(prefill=1, decode=1)
     run.slow(replace(BUSY, seconds=3 * INTERVAL, requests=Value(3 * 5400.0)))
     assert run.counts == (4, 6)
@@ -371,15 +371,15 @@ def test_replicas_that_never_start_are_not_waited_for_for_ever() -> None:
 
 def test_corrections_are_slow_clamped_and_need_samples() -> None:
     one = Correction()
-    assert not one.hear(Missing("no series"), 100.0, 1000, steady=True)
-    assert not one.hear(Value(0.0), 100.0, 1000, steady=True)
-    assert not one.hear(Value(500.0), 100.0, 5, steady=True)
-    assert not one.hear(Value(500.0), 100.0, 1000, steady=False)
+    assert not one.observe(Missing("no series"), 100.0, 1000, steady=True)
+    assert not one.observe(Value(0.0), 100.0, 1000, steady=True)
+    assert not one.observe(Value(500.0), 100.0, 5, steady=True)
+    assert not one.observe(Value(500.0), 100.0, 1000, steady=False)
     assert one.factor == 1.0
-    assert one.hear(Value(1600.0), 100.0, 1000, steady=True)
+    assert one.observe(Value(1600.0), 100.0, 1000, steady=True)
     assert 1.0 < one.factor < 1.3
     for _ in range(50):
-        one.hear(Value(1600.0), 100.0, 1000, steady=True)
+        one.observe(Value(1600.0), 100.0, 1000, steady=True)
     assert one.factor == pytest.approx(2.0)
 
 

@@ -79,26 +79,26 @@ def test_what_is_chosen_loses_to_the_last_value_only_what_it_saved(
     values: list[float], steps: int
 ) -> None:
     models: dict[str, ForecastModel] = {"constant": Constant(), "ets": DampedSmoothing()}
-    chooser, told = Chooser(models | {"kalman": Kalman()}), []
+    chooser, forecasts = Chooser(models | {"kalman": Kalman()}), []
     for value in values:
         chooser.add(value)
-        told.append(chooser.predict(steps))
+        forecasts.append(chooser.predict(steps))
     for loss in (lambda forecast, actual: abs(forecast - actual), loss_of):
-        lost = sum(map(loss, told[:-steps], values[steps:]))
+        lost = sum(map(loss, forecasts[:-steps], values[steps:]))
         assert lost <= 1.001 * sum(map(loss, values[:-steps], values[steps:])) + 1e-6
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 10))
-def test_every_model_is_linear_in_steps_or_tells_the_same_twice(
+def test_every_model_is_linear_in_steps_or_forecasts_the_same_twice(
     values: list[float], steps: int
 ) -> None:
     models: list[ForecastModel] = [Constant(), Kalman(), DampedSmoothing(), Recurrence()]
     for model in models:
         for value in values:
             model.add(value)
-        told = model.predict(steps)
-        assert math.isfinite(told)
-        assert model.predict(steps) == told
+        forecast = model.predict(steps)
+        assert math.isfinite(forecast)
+        assert model.predict(steps) == forecast
         assert model.predict(1) == model.predict()
     kalman = models[1]
     level, slope = kalman.predict(1), kalman.predict(2) - kalman.predict(1)
@@ -139,17 +139,17 @@ def test_what_recurs_is_on_time_after_a_while_of_which_nothing_is_known(
 def test_a_period_is_found_although_some_of_it_was_not_counted() -> None:
     chooser = Chooser({"constant": Constant(), "recurring": Recurrence()})
     assert chooser.skip(9) == []
-    told = bursts(90)
-    for step, value in enumerate(told):
+    series = bursts(90)
+    for step, value in enumerate(series):
         if step == 20:
-            assert chooser.skip(3) == [told[19]] * 3
+            assert chooser.skip(3) == [series[19]] * 3
         if not 20 <= step < 23:
             chooser.add(value)
     assert chooser.recurring is not None
     assert chooser.recurring.period == 15
     assert chooser.skip(10**6) != [], "a share of a period"
     fresh = Chooser({"constant": Constant(), "recurring": Recurrence()})
-    for value in told[:20]:
+    for value in series[:20]:
         fresh.add(value)
     assert fresh.skip(6) == [], "more than a quarter of what is known"
 

@@ -1,4 +1,5 @@
-"""Requests that come together: told from chance and jumps, and sized by what they really wait."""
+"""Requests that come together: distinguished from chance and jumps, and sized by what they really
+wait."""
 
 from __future__ import annotations
 
@@ -44,10 +45,10 @@ def first_tokens_s(engines: int) -> list[float]:
     return found
 
 
-def heard(counts: list[float]) -> Lumps:
+def observed(counts: list[float]) -> Lumps:
     lumps = Lumps()
     for count in counts:
-        lumps.hear(count, LOOK_S)
+        lumps.observe(count, LOOK_S)
     lumps.judge()
     return lumps
 
@@ -59,16 +60,16 @@ def counted(times: list[float]) -> list[float]:
     return counts
 
 
-def test_lumps_are_told_from_days_ramps_and_bursts() -> None:
+def test_lumps_are_distinguished_from_days_ramps_and_bursts() -> None:
     rng = random.Random(3)
     for shape in SHAPES.values():
         means = [LOOK_S * shape(3)(LOOK_S * look) for look in range(720)]
-        lumps = heard([max(0.0, rng.gauss(one, math.sqrt(one))) for one in means])
+        lumps = observed([max(0.0, rng.gauss(one, math.sqrt(one))) for one in means])
         assert lumps.dispersion == 1.0
     clumps = counted([one.at_s for one in code_completion(2)])
-    assert heard(clumps).dispersion == 1.0, "they come without a pattern, and rarely"
-    assert heard([0.0] * 100).dispersion == heard([1.0, 0.0] * 100).dispersion == 1.0
-    assert heard(counted(arrivals(600.0))).dispersion > 2.0
+    assert observed(clumps).dispersion == 1.0, "they come without a pattern, and rarely"
+    assert observed([0.0] * 100).dispersion == observed([1.0, 0.0] * 100).dispersion == 1.0
+    assert observed(counted(arrivals(600.0))).dispersion > 2.0
 
 
 @pytest.mark.parametrize("engines", [3, 4, 5, 6])
@@ -82,7 +83,7 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
         for count in range(1, 9)
         if sum(one > target_s for one in first_tokens_s(count)) <= 0.01 * len(first_tokens_s(1))
     )
-    lumps = heard(counted(arrivals(600.0)))
+    lumps = observed(counted(arrivals(600.0)))
     lumps.learn(QUEUE.lump_s(statistics.mean(first_tokens_s(engines)), WORK / engines), MOST_S)
     sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
     assert fewest > QUEUE.need(RATE, target_s, 0.99, pooled=True).engines
@@ -95,7 +96,7 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
 @pytest.mark.parametrize("slowness", [1.0, 1.8])
 def test_a_wait_that_more_engines_do_not_end_is_none_of_lumps(slowness: float) -> None:
     """A quarter of a second of network, or slower engines, took all engines there were."""
-    lumps, target_s, engines, found = heard(counted(arrivals(600.0))), 1.5, 5.0, []
+    lumps, target_s, engines, found = observed(counted(arrivals(600.0))), 1.5, 5.0, []
     for _ in range(60):
         ttft_ms = 1e3 * slowness * QUEUE.mean_s + 250.0
         lumps.learn(QUEUE.lump_s(ttft_ms / 1e3, WORK / engines), lumps.most_s(RATE, 1.0))
@@ -107,22 +108,22 @@ def test_a_wait_that_more_engines_do_not_end_is_none_of_lumps(slowness: float) -
 
 
 def test_lumps_do_not_come_and_go_with_each_interval() -> None:
-    lumps, told = Lumps(), []
+    lumps, lumpy = Lumps(), []
     for more in (4.5, 5.4, 4.5, 3.6):  # 1.8, 2.5, 1.8 and 1.2 times as much as chance
         for count in 400 * [10.0 + more, 10.0]:
-            lumps.hear(count, LOOK_S)
+            lumps.observe(count, LOOK_S)
         lumps.judge()
-        told.append(lumps.dispersion > 1.0)
-    assert told == [False, True, True, False]
+        lumpy.append(lumps.dispersion > 1.0)
+    assert lumpy == [False, True, True, False]
 
 
 def test_lumps_end_and_are_no_surge() -> None:
-    lumps = heard(counted(arrivals(600.0)))
+    lumps = observed(counted(arrivals(600.0)))
     lumps.learn(QUEUE.lump_s(0.8, WORK / 3), MOST_S)
     assert lumps.seconds > 0
     rng = random.Random(1)
     for _ in range(800):
-        lumps.hear(max(0.0, rng.gauss(20.0, math.sqrt(20.0))), LOOK_S)
+        lumps.observe(max(0.0, rng.gauss(20.0, math.sqrt(20.0))), LOOK_S)
     lumps.judge()
     assert lumps.seconds == lumps.most_s(RATE, 1.0) == 0.0
     assert is_surge(80.0, 50.0)

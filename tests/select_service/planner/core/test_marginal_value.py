@@ -36,10 +36,10 @@ def table(trial: PastTrial, gpus: int = 1) -> Table:
 TRIAL = tried(Past(rising(8), 10.0, 65.0))
 
 
-def naive_best(found: Table, told: list[float], price: float) -> int:
+def naive_best(found: Table, probabilities: list[float], price: float) -> int:
     costs = {}
     for count, lates in zip(found.counts, found.late, strict=True):
-        share = sum(one * left for one, left in zip(told, lates, strict=True))
+        share = sum(one * left for one, left in zip(probabilities, lates, strict=True))
         costs[count] = share + price * found.gpus * count
     return min(costs, key=costs.__getitem__)
 
@@ -48,24 +48,24 @@ def naive_best(found: Table, told: list[float], price: float) -> int:
 def test_as_many_engines_as_save_more_than_they_cost(price: float) -> None:
     found = table(TRIAL)
     assert found.counts == (0, 1, 2, 3, 4)[: needed(float(TRIAL.grid[-1])) + 1]
-    for told in TRIAL.told[::37]:
-        assert found.best(told, price) == naive_best(found, told.tolist(), price)
+    for probabilities in TRIAL.predicted[::37]:
+        assert found.best(probabilities, price) == naive_best(found, probabilities.tolist(), price)
 
 
 def test_an_engine_of_more_gpus_has_to_save_more() -> None:
     one, eight = table(TRIAL), table(TRIAL, gpus=8)
-    for told in TRIAL.told[::37]:
-        assert eight.best(told, 0.1) == one.best(told, 0.8)
+    for probabilities in TRIAL.predicted[::37]:
+        assert eight.best(probabilities, 0.1) == one.best(probabilities, 0.8)
 
 
 def test_who_has_started_stays_a_while() -> None:
     grid = np.array([0.0, 10.0, 20.0])
     found = table_of(grid, needed, late, 1)
-    told = np.array([0.0, 0.97, 0.03])  # 0.6 requests/s are late with one engine
-    assert found.next(told, 1.0, 1) == 1
-    assert found.next(told, 1.0, 2) == 2
+    probabilities = np.array([0.0, 0.97, 0.03])  # 0.6 requests/s are late with one engine
+    assert found.next(probabilities, 1.0, 1) == 1
+    assert found.next(probabilities, 1.0, 2) == 2
     assert found.next(np.array([0.0, 1.0, 0.0]), 1.0, 2) == 1
-    assert found.next(told, 0.5, 1) == 2
+    assert found.next(probabilities, 0.5, 1) == 2
 
 
 def test_the_price_is_the_dearest_that_keeps_the_promise() -> None:
@@ -82,7 +82,7 @@ def test_the_price_is_the_dearest_that_keeps_the_promise() -> None:
     assert (price_of(TRIAL, found, 0.05) or 0.0) >= price, "a weaker promise is cheaper"
 
 
-def test_slow_rises_need_nobody_to_stand_ready_and_sudden_ones_cannot_be_told() -> None:
+def test_slow_rises_need_nobody_to_stand_ready_and_sudden_ones_cannot_be_foreseen() -> None:
     slow = tried(Past(rising(8, rise=60), 10.0, 65.0))
     fast = tried(Past(rising(8, rise=12), 10.0, 65.0))
     dear, cheap = price_of(slow, [table(slow)], 0.02), price_of(fast, [table(fast)], 0.02)
@@ -91,7 +91,7 @@ def test_slow_rises_need_nobody_to_stand_ready_and_sudden_ones_cannot_be_told() 
     rng = random.Random(1)
     noise = [10.0 ** rng.uniform(1, 3) for _ in range(400)]
     nothing = tried(Past(noise, 10.0, 65.0))
-    empty = PastTrial(nothing.grid, nothing.told[:0], nothing.came[:0])
+    empty = PastTrial(nothing.grid, nothing.predicted[:0], nothing.came[:0])
     assert price_of(empty, [table(nothing)], 0.01) is None
 
 
@@ -106,17 +106,17 @@ def test_large_fleets_are_compared_at_some_counts_only() -> None:
 
 @pytest.mark.parametrize("price", [0.001, 0.1, 1.0])
 def test_it_is_said_what_more_engines_would_be_worth(price: float) -> None:
-    """Whatever is told: what is asked for is more than what is saved, or they would be there."""
+    """Whatever is predicted: what is asked for exceeds what is saved, or they would be there."""
     found = table(TRIAL)
-    for told in TRIAL.told[::37]:
-        count = found.best(told, price)
-        words = found.why(told, price, count)
+    for probabilities in TRIAL.predicted[::37]:
+        count = found.best(probabilities, price)
+        text = found.why(probabilities, price, count)
         if count == found.counts[-1]:
-            assert words == "more were of no use at any rate that came"
+            assert text == "more were of no use at any rate that came"
             continue
         said = re.fullmatch(
             r"(\d+) would save (\S+) requests/s more from being late, and have to be worth (\S+)",
-            words,
+            text,
         )
         assert said is not None
         more, saved, asked = int(said[1]), float(said[2]), float(said[3])

@@ -1,4 +1,4 @@
-"""Fleets without a profile that are overloaded, and whose workers tell no `total_kv_blocks`."""
+"""Fleets without a profile that are overloaded, and whose workers report no `total_kv_blocks`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Engine(NamedTuple):
 
 
 def measured_on(engine: Engine, engines: int, rate: float, noise: float = 0.15) -> Window:
-    """Return what a fleet of such engines tells of an interval."""
+    """Return what a fleet of such engines reports of an interval."""
     load = engine.load(rate / engines)
     loads = [min(engine.room, load * (1.0 + noise * part)) for part in (-1.0, 0.0, 1.0)] * 100
     rows = [(1.0, x, engine.itl_s(x), x * x, x * engine.itl_s(x)) for x in loads]
@@ -52,7 +52,7 @@ def measured_on(engine: Engine, engines: int, rate: float, noise: float = 0.15) 
         concurrency=Value(waits * engines * load / CONTEXT),
         prefill_moments=PREFILLS,
         itl_moments=Moments(*(sum(column) for column in zip(*rows, strict=True))),
-        rank_kv_tokens=Missing("no worker told"),
+        rank_kv_tokens=Missing("no worker reported"),
     )
 
 
@@ -99,7 +99,7 @@ def test_engines_that_were_full_bear_no_more_until_they_are_seen_to() -> None:
 
     speed.learn(measured_on(engine, 7, 30.0), 1.0, itl_ms=20.0)
     assert speed.known.room is None
-    assert most() > 2 * engine.room, "as nobody has told otherwise"
+    assert most() > 2 * engine.room, "as nothing else was reported"
     speed.learn(measured_on(engine, 1, 30.0), 1.0, itl_ms=20.0)
     assert most() == pytest.approx(engine.room, rel=0.06)
     larger = engine._replace(room=90_000.0)

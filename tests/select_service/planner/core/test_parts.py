@@ -40,12 +40,12 @@ counts = st.floats(0, 1e6)
 def test_parts_add_up_to_what_came(
     looks: list[tuple[float, float]], seconds: float, requests: float, ago_s: float
 ) -> None:
-    told, now = Looks(), 1000.0
+    counter, now = Looks(), 1000.0
     for span, count in looks:
         now += span
-        told.count(count, span, now - ago_s)
-    parts = told.end(requests, seconds, now)
-    assert told.end(requests, seconds, now) == (), "every interval begins anew"
+        counter.count(count, span, now - ago_s)
+    parts = counter.end(requests, seconds, now)
+    assert counter.end(requests, seconds, now) == (), "every interval begins anew"
     assert not parts or len(parts) == PARTS
     if parts:
         assert sum(parts) == pytest.approx(requests)
@@ -143,10 +143,10 @@ def test_looks_of_the_fast_loop_become_parts_and_zeros_at_the_start_shift_none()
         for part in one.parts:
             now += INTERVAL / PARTS
             demand.count(part, INTERVAL / PARTS, now)
-        told = Window(
+        window = Window(
             seconds=INTERVAL, requests=Value(one.requests), isl=Value(100.0), osl=Value(10.0)
         )
-        demand.observe(told, now, INTERVAL)
+        demand.observe(window, now, INTERVAL)
         assert demand.history[-1].parts == pytest.approx(one.parts)
     high = [one for one in demand.stretches(INTERVAL, PERIOD) if one.forecast.rate > 30]
     assert high[0].begin_s == (PERIOD - 1.5) * INTERVAL
@@ -218,14 +218,14 @@ def test_the_count_that_is_there_stays_while_only_chance_decides() -> None:
 
 def test_who_was_surprised_is_sure_of_nothing_until_the_interval_after() -> None:
     pool = planned(3, (0, 300, 1.0))
-    told: list[int | None] = []
+    sure: list[int | None] = []
     for begin in (0.0, 300.0, 600.0):
         pool.plan([NeedStretch(begin, begin + 300, 1.0, 1.0, 1.0)], None)
         pool.follow(begin, 5.0, 5.0)
-        told.append(pool.sure)
+        sure.append(pool.sure)
         if not begin:
             pool.surge()
-            told.append(pool.sure)
+            sure.append(pool.sure)
             pool.follow(begin + 5.0, 5.0, 5.0)
-            told.append(pool.sure)
-    assert told == [1, None, None, None, 1]
+            sure.append(pool.sure)
+    assert sure == [1, None, None, None, 1]

@@ -56,22 +56,22 @@ def fleet() -> FleetPlan:
 def _explained(
     decision: ScalingDecision, before: dict[PoolKey, PoolState], *, is_slow: bool
 ) -> set[str]:
-    """Check it; returns the rules that were told, their numbers left out."""
+    """Check it; returns the rules that were reported, their numbers left out."""
     rules = set()
     for one in decision.targets:
         mine = [text for text in decision.reasons if text.startswith(f"{one.pool}: ")]
         counts = [re.match(rf"{one.pool}: (\d+)(?:,|:| at once)", text) for text in mine]
-        told = [int(found[1]) for found in counts if found is not None]
+        reported = [int(found[1]) for found in counts if found is not None]
         if is_slow:
             (said,) = (
                 float(found[1])
                 for text in mine
                 if (found := re.search(r"expected, ([\d.]+) engines serve them", text))
             )
-            told.insert(0, max(1, math.ceil(said)))
-        elif not told:
-            told.append(before[one.pool].desired)
-        assert one.replicas == told[-1], (before[one.pool], one, decision.reasons)
+            reported.insert(0, max(1, math.ceil(said)))
+        elif not reported:
+            reported.append(before[one.pool].desired)
+        assert one.replicas == reported[-1], (before[one.pool], one, decision.reasons)
         rules |= {re.sub(r"[\d.+-]+", "N", text.split(": ", 1)[1]) for text in mine}
     return rules
 

@@ -19,7 +19,7 @@ class Pool(RuleBasedStateMachine):
         self.now = 0.0
         self.desired = 6
         self.present = set(range(6))
-        self.drained: set[int] = set()  # by what the caller was told to do
+        self.drained: set[int] = set()  # by what was returned to the caller
         self.born = 6
 
     @initialize(drained=st.lists(st.integers(0, 5), unique=True), surplus=st.integers(0, 3))
@@ -126,8 +126,8 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     leaving.adopt([], 2, 0.0)
     leaving.want(4, 2, 10.0)
     leaving.name([7], 2, 10.0)
-    told = leaving.let_go({7: "2 reservations"}, 2, 15.0, 30.0)
-    assert told == "worker 7: 2 reservations (5 s of 30); 1 of 2 could be named (0 s of 30)"
+    reason = leaving.let_go({7: "2 reservations"}, 2, 15.0, 30.0)
+    assert reason == "worker 7: 2 reservations (5 s of 30); 1 of 2 could be named (0 s of 30)"
     leaving.name([7, 8], 2, 15.0)
     assert leaving.let_go({7: "", 8: ""}, 2, 15.0, 30.0) == ""
     assert leaving.let_go({7: "", 8: "1 reservation"}, 2, 44.9, 30.0)
@@ -143,8 +143,8 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     assert leaving.blind == 1
 
 
-def test_hundreds_that_wait_are_not_all_told_of() -> None:
+def test_hundreds_that_wait_are_not_all_listed() -> None:
     leaving = Leaving()
     leaving.adopt(list(range(300)), 300, 0.0)
-    told = leaving.let_go(dict.fromkeys(range(300), "1 reservation"), 300, 0.0, 30.0)
-    assert told.endswith("worker 7: 1 reservation (0 s of 30); and 292 more")
+    reason = leaving.let_go(dict.fromkeys(range(300), "1 reservation"), 300, 0.0, 30.0)
+    assert reason.endswith("worker 7: 1 reservation (0 s of 30); and 292 more")

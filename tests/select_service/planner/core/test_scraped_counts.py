@@ -75,7 +75,7 @@ def test_a_queue_that_was_scraped_once_does_not_grow_at_every_look() -> None:
 
 
 def test_what_came_before_a_lower_plan_does_not_count_against_it() -> None:
-    """Fifteen seconds of the interval before are told when the next one has begun."""
+    """Fifteen seconds of the interval before are reported when the next one has begun."""
     run = Run(model(stabilisation_s=0.0))
     run.slow(BUSY)
     run.slow(replace(BUSY, requests=Value(900.0)))
@@ -90,7 +90,7 @@ def test_what_came_before_a_lower_plan_does_not_count_against_it() -> None:
     assert run.counts > lower, "now it is too much"
 
 
-def test_where_an_interval_tells_all_up_to_its_end_the_next_look_follows_the_new_plan() -> None:
+def test_where_an_interval_reports_all_up_to_its_end_the_next_look_follows_the_new_plan() -> None:
     """Looks and decisions are some milliseconds apart, now more and now less."""
     run = Run(model(stabilisation_s=0.0))
     run.slow(BUSY)

@@ -1,4 +1,4 @@
-"""Where in its past traffic is, told by a filter, and by adding up every path there is."""
+"""Where in its past traffic is, found by a filter, and by adding up every path there is."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from select_service.planner.core.similar_past import ANEW, Past, PastPosition, t
 PART_S = 10.0
 
 
-def naive(past: Past, heard: list[float]) -> list[float]:
+def naive(past: Past, counted: list[float]) -> list[float]:
     """Every place by every place before it, in plain loops."""
     places = [place for place in range(len(past)) if past.usable[place]]
     belief = {place: 1.0 / len(places) for place in places}
-    for requests in heard:
+    for requests in counted:
         moved = {place + 1: share for place, share in belief.items() if past.usable[place + 1]}
         total = sum(moved.values())
         ease = past._ease + similar_past._ALIKE**2 * requests
@@ -41,12 +41,12 @@ def naive(past: Past, heard: list[float]) -> list[float]:
     st.lists(st.integers(50, 150), min_size=20, max_size=40),
     st.lists(st.integers(50, 150), min_size=1, max_size=8),
 )
-def test_the_filter_is_bayes_rule(counts: list[int], heard: list[int]) -> None:
+def test_the_filter_is_bayes_rule(counts: list[int], counted: list[int]) -> None:
     past = Past([float(one) for one in counts], PART_S, 25.0)
     place = PastPosition(past)
-    for requests in heard:
-        place.hear(float(requests), PART_S, PART_S)
-    assert place.belief == pytest.approx(naive(past, [float(one) for one in heard]), abs=1e-9)
+    for requests in counted:
+        place.observe(float(requests), PART_S, PART_S)
+    assert place.belief == pytest.approx(naive(past, [float(one) for one in counted]), abs=1e-9)
     assert place.belief.sum() == pytest.approx(1.0)
 
 
@@ -66,13 +66,13 @@ def test_a_begun_rise_goes_on_as_past_ones_did() -> None:
     past = Past(rising(), PART_S, 65.0)
     place = PastPosition(past)
     for _ in range(30):
-        place.hear(100.0, PART_S, PART_S)
+        place.observe(100.0, PART_S, PART_S)
     grid = past.grid()
     quiet = float(place.most(grid) @ grid)
     assert 10.0 < quiet < 13.0
     assert place.rate == pytest.approx(10.0, rel=0.05)
     for step in range(8):  # to 16 a second
-        place.hear(PART_S * (10.0 + 26.0 * step / 30), PART_S, PART_S)
+        place.observe(PART_S * (10.0 + 26.0 * step / 30), PART_S, PART_S)
     risen = float(place.most(grid) @ grid)
     assert place.rate == pytest.approx(16.0, rel=0.1)
     assert risen == pytest.approx(16.0 + 26.0 * 7 / 30, rel=0.1), "seven parts more"
@@ -82,9 +82,9 @@ def test_two_looks_of_half_a_part_are_one_part() -> None:
     past = Past(rising(), PART_S, 65.0)
     one, two = PastPosition(past), PastPosition(past)
     for requests in (100.0, 108.0, 121.0, 130.0, 150.0, 171.0):
-        one.hear(requests, PART_S, PART_S)
-        two.hear(requests / 2, PART_S / 2, PART_S / 2)
-        two.hear(requests / 2, PART_S / 2, PART_S / 2)
+        one.observe(requests, PART_S, PART_S)
+        two.observe(requests / 2, PART_S / 2, PART_S / 2)
+        two.observe(requests / 2, PART_S / 2, PART_S / 2)
     assert two.rate == pytest.approx(one.rate, rel=0.1)
 
 
@@ -92,7 +92,7 @@ def test_a_past_that_grows_keeps_the_belief() -> None:
     counts = rising()
     place = PastPosition(Past(counts, PART_S, 65.0))
     for requests in counts[100:140]:
-        place.hear(requests, PART_S, PART_S)
+        place.observe(requests, PART_S, PART_S)
     before = place.rate
     place.move_to(Past([*counts[6:], *[100.0] * 12], PART_S, 65.0), 6)
     assert place.rate == pytest.approx(before, rel=0.02)
@@ -108,31 +108,31 @@ def test_what_nobody_counted_is_no_place_to_be() -> None:
     assert past.usable[56]
     assert not past.usable[-past.lead :].any(), "what came after is not known yet"
     place = PastPosition(past)
-    place.hear(100.0, PART_S, 1e9)  # longer than all that is known
+    place.observe(100.0, PART_S, 1e9)  # longer than all that is known
     assert place.belief.sum() == pytest.approx(1.0)
-    assert np.isfinite(tried(past).told).all()
+    assert np.isfinite(tried(past).predicted).all()
 
 
-def test_a_past_is_told_from_its_other_bursts() -> None:
+def test_a_past_is_predicted_from_its_other_bursts() -> None:
     trial = tried(Past(rising(8), PART_S, 65.0))
-    assert trial.told.sum(axis=1) == pytest.approx(1.0)
-    told = trial.told @ trial.grid
-    assert np.corrcoef(told, trial.came)[0, 1] > 0.9
+    assert trial.predicted.sum(axis=1) == pytest.approx(1.0)
+    predicted = trial.predicted @ trial.grid
+    assert np.corrcoef(predicted, trial.came)[0, 1] > 0.9
     chance = Past([100.0 + 10.0 * random.Random(at).gauss(0, 1) for at in range(600)], PART_S, 65.0)
-    assert (tried(chance).told @ tried(chance).grid).std() < 0.3, "there is nothing to tell"
+    assert (tried(chance).predicted @ tried(chance).grid).std() < 0.3, "there is nothing to predict"
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=60), st.floats(0, 1e9))
 def test_whatever_came_a_belief_is_one(counts: list[float], requests: float) -> None:
     past = Past(counts, PART_S, 30.0)
     place = PastPosition(past)
-    place.hear(requests, 5.0, 5.0)
-    place.hear(0.0, 5.0, 1e6)
+    place.observe(requests, 5.0, 5.0)
+    place.observe(0.0, 5.0, 1e6)
     grid = past.grid()
     assert all(low < high for low, high in pairwise(grid))
     usable = bool(past.usable.any())
     assert place.most(grid).sum() == pytest.approx(1.0 if usable else 0.0)
-    assert np.isfinite(tried(past).told).all()
+    assert np.isfinite(tried(past).predicted).all()
 
 
 def test_what_rises_has_a_course_and_what_jumps_has_none() -> None:
@@ -163,7 +163,7 @@ def test_a_burst_as_high_as_those_before_is_no_record(seed: int) -> None:
         assert not Past(past[: len(past) - gone], PART_S, 65.0).is_surpassed
 
 
-def test_of_a_past_that_is_all_one_event_nothing_is_told() -> None:
+def test_of_a_past_that_is_all_one_event_nothing_is_predicted() -> None:
     assert Past([100.0] * 60, PART_S, 65.0).is_surpassed
     assert Past([math.nan] * 100 + [100.0] * 60, PART_S, 65.0).is_surpassed
     assert not Past([0.0] * 200, PART_S, 65.0).is_surpassed

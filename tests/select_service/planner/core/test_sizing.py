@@ -25,15 +25,15 @@ def waits(queue: PrefillQueue, rate: float, engines: int, seed: int) -> list[flo
     """First tokens of a simulated pool that gives work to whoever is free first."""
     rng = random.Random(seed)
     free = [0.0] * engines
-    now, told = 0.0, []
+    now, ttfts_s = 0.0, []
     shares = [share for _, share in queue._times]
     for _ in range(40_000):
         now += rng.expovariate(rate)
         (service,) = rng.choices([seconds for seconds, _ in queue._times], shares)
         start = max(now, heapq.heappop(free))
         heapq.heappush(free, start + service)
-        told.append(start + service - now)
-    return told
+        ttfts_s.append(start + service - now)
+    return ttfts_s
 
 
 @pytest.mark.parametrize("attainment", [None, 0.99])
@@ -49,10 +49,10 @@ def test_pooled_engines_are_enough_and_one_fewer_is_not(
     assert engines <= math.ceil(queue.need(rate, target_s, attainment, pooled=False).engines)
 
     def kept(count: int) -> float:
-        told = waits(queue, rate, count, seed=4)
+        ttfts_s = waits(queue, rate, count, seed=4)
         if attainment is None:
-            return target_s - sum(told) / len(told)
-        return sum(one <= target_s for one in told) / len(told) - attainment
+            return target_s - sum(ttfts_s) / len(ttfts_s)
+        return sum(one <= target_s for one in ttfts_s) / len(ttfts_s) - attainment
 
     assert kept(engines) >= -0.002
     if engines > 1 and attainment is not None:
@@ -73,7 +73,7 @@ def test_what_is_cached_is_not_computed() -> None:
     )
 
 
-def test_targets_nobody_can_meet_are_told_and_the_pool_keeps_up() -> None:
+def test_targets_nobody_can_meet_are_reported_and_the_pool_keeps_up() -> None:
     """Fault 12: 59 engines for an ITL of 1 ms, in silence."""
     forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
     itl = size_decode(SURFACE, forecast, Goals(itl_ms=1.0), 1.0, gpus=1)
@@ -100,7 +100,7 @@ def test_targets_nobody_can_meet_are_told_and_the_pool_keeps_up() -> None:
 
 @pytest.mark.parametrize("isl", [3_000.0, 20_000.0, 60_000.0, 10e6])
 @pytest.mark.parametrize("itl_ms", [6.4, 6.6, 7.0, 8.0, 10.0, 20.0])
-def test_an_itl_that_a_single_request_does_not_keep_is_told(isl: float, itl_ms: float) -> None:
+def test_an_itl_that_a_single_request_does_not_keep_is_reported(isl: float, itl_ms: float) -> None:
     """914 engines for 59 requests at a time, since a thirtieth of one would have been in time."""
     forecast = Forecast(30.0, Lengths.single(isl), 300.0, 1.0)
     need = size_decode(SURFACE, forecast, Goals(itl_ms=itl_ms), 1.0, gpus=1)
@@ -125,8 +125,8 @@ def test_a_few_requests_that_no_engine_is_fast_enough_for_change_nothing_for_the
     assert not need(some, 30.0).infeasible
     assert all_short.engines < need(some, 30.0).engines < 1.1 * all_short.engines
     many = need(Lengths(((3_000.0, 0.9), (60_000.0, 0.1))), 30.0)
-    told = "a single request of 60150 tokens, as long as 10.0 % are, takes 12.8 ms"
-    assert told in many.infeasible
+    reason = "a single request of 60150 tokens, as long as 10.0 % are, takes 12.8 ms"
+    assert reason in many.infeasible
     assert many.engines > 0.9 * all_short.engines
 
 

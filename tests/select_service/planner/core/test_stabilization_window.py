@@ -17,8 +17,8 @@ def test_down_only_after_the_window_and_first_what_has_not_started() -> None:
     assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
     assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
     assert steady.next(2, 7, 2, now=200.0) == (7, "7 were wanted within 300 s")
-    told = "2 of 2 that have not started are given up: 5 are ready, and 2 do"
-    assert steady.next(2, 7, 2, now=301.0) == (5, told), "nobody who serves goes with them"
+    reason = "2 of 2 that have not started are given up: 5 are ready, and 2 do"
+    assert steady.next(2, 7, 2, now=301.0) == (5, reason), "nobody who serves goes with them"
     assert steady.next(2, 5, 0, now=303.0)[0] == 4
     assert steady.next(0, 2, 0, now=700.0) == (1, "kept within 1 and 1000")
 
@@ -35,10 +35,10 @@ def test_what_starts_is_kept_while_it_may_still_be_wanted() -> None:
     """It is missing from what suffices for sure, and was wanted a moment ago."""
     steady = StabilizationWindow(PoolSettings(stabilisation_s=300.0))
     assert steady.next(9, 9, 4, now=0.0)[0] == 9
-    told = "4 are starting: nothing is taken away meanwhile"
-    assert steady.next(7, 9, 4, now=60.0, sure=7) == (9, told)
-    told = "2 of 4 that have not started are given up: 5 are ready, and 7 do"
-    assert steady.next(7, 9, 4, now=361.0, sure=7) == (7, told), "the newer decision has lasted"
+    reason = "4 are starting: nothing is taken away meanwhile"
+    assert steady.next(7, 9, 4, now=60.0, sure=7) == (9, reason)
+    reason = "2 of 4 that have not started are given up: 5 are ready, and 7 do"
+    assert steady.next(7, 9, 4, now=361.0, sure=7) == (7, reason), "the newer decision has lasted"
     assert steady.next(9, 7, 2, now=362.0) == (9, "")
 
 

@@ -23,11 +23,11 @@ def late(rate: float, engines: int) -> float:
     return max(0.0, 1.0 - 10.0 * engines / rate) if rate else 0.0
 
 
-def hear(
+def observe(
     fleet: SteadyFleet, counts: Iterable[float], wanted: int, *, is_known: bool = False
 ) -> None:
     for number, count in enumerate(counts, start=1):
-        fleet.hear(count, LOOK_S)
+        fleet.observe(count, LOOK_S)
         fleet.follow({POOL: wanted}, {POOL: 3})
         if number % 12 == 0:
             fleet.plan(START_S, is_known=is_known, late_of={POOL: late})
@@ -40,54 +40,54 @@ def clumps(bursts: int, peak: float = 30.0) -> list[float]:
 
 def test_clumps_keep_the_engines_they_needed_and_others_follow() -> None:
     fleet = SteadyFleet(0.01)
-    hear(fleet, clumps(40), wanted=1)
+    observe(fleet, clumps(40), wanted=1)
     assert fleet.engines(POOL) == 4, "at 33 requests/s within a look, where a tenth more may come"
     assert "over before engines start" in fleet.why
-    hear(fleet, clumps(40), wanted=5)
-    hear(fleet, clumps(40), wanted=5)
+    observe(fleet, clumps(40), wanted=5)
+    observe(fleet, clumps(40), wanted=5)
     assert fleet.engines(POOL) is None, "following has kept the promise for an hour"
 
 
 def test_nothing_is_kept_where_traffic_is_known_nothing_is_promised_or_nobody_counts() -> None:
     for fleet, is_known in ((SteadyFleet(0.01), True), (SteadyFleet(None), False)):
-        hear(fleet, clumps(20), wanted=1, is_known=is_known)
+        observe(fleet, clumps(20), wanted=1, is_known=is_known)
         assert fleet.engines(POOL) is None
     fleet = SteadyFleet(0.01)
     fleet.is_asked = False
-    hear(fleet, clumps(20), wanted=1)
+    observe(fleet, clumps(20), wanted=1)
     assert fleet.engines(POOL) is None
 
 
 def test_a_young_planner_takes_nobody_away_and_one_that_has_seen_enough_does() -> None:
     fleet = SteadyFleet(0.01)
-    hear(fleet, clumps(10, peak=15.0), wanted=1)
+    observe(fleet, clumps(10, peak=15.0), wanted=1)
     assert fleet.engines(POOL) == 3, "as many as there were: larger bursts may be usual"
-    hear(fleet, clumps(int(KNOWN_S / 55), peak=15.0), wanted=1)
+    observe(fleet, clumps(int(KNOWN_S / 55), peak=15.0), wanted=1)
     assert fleet.engines(POOL) == 2
 
 
 def test_more_for_longer_than_engines_start_is_no_clump() -> None:
     fleet = SteadyFleet(0.01)
-    hear(fleet, clumps(40), wanted=1)
-    hear(fleet, [100.0], wanted=1)
+    observe(fleet, clumps(40), wanted=1)
+    observe(fleet, [100.0], wanted=1)
     assert fleet.engines(POOL) is not None
-    hear(fleet, [100.0] * 9, wanted=1)
+    observe(fleet, [100.0] * 9, wanted=1)
     assert fleet.engines(POOL) is None, "it is followed"
 
 
 def test_what_nobody_counted_is_a_gap_and_an_hour_of_it_is_a_new_beginning() -> None:
     """Time that was not counted was left out: an hour could hold counts of the day before."""
     fleet = SteadyFleet(0.01)
-    hear(fleet, clumps(40), wanted=1)
+    observe(fleet, clumps(40), wanted=1)
     fleet.skip(2400.0)
     assert fleet.engines(POOL) == 4, "20 minutes are still known"
-    fleet.hear(40.0 * LOOK_S, LOOK_S)
+    fleet.observe(40.0 * LOOK_S, LOOK_S)
     assert fleet.engines(POOL) == 4, "one look is not an engine's start time"
-    hear(fleet, clumps(10), wanted=1)
+    observe(fleet, clumps(10), wanted=1)
     assert sum(one.seconds for one in fleet._counts) <= 1200.0, "of 2750 counted"
     fleet.skip(3600.0)
     assert fleet.engines(POOL) is None
-    hear(fleet, clumps(10, peak=15.0), wanted=1)
+    observe(fleet, clumps(10, peak=15.0), wanted=1)
     assert fleet.engines(POOL) == 3, "as many as there are now"
 
 
@@ -97,14 +97,14 @@ def test_looks_of_hundredths_of_a_second_are_remembered_as_seconds() -> None:
     for number in range(1_000):
         for fleet, seconds in ((fine, 0.25), (coarse, 1.0)):
             if number % (4 * seconds) == 0:
-                fleet.hear(seconds * (40.0 if number % 48 < 4 else 0.0), seconds)
+                fleet.observe(seconds * (40.0 if number % 48 < 4 else 0.0), seconds)
     assert list(fine._counts) == list(coarse._counts)
 
 
 def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is() -> None:
     def is_clumped(counts: list[float]) -> bool:
         fleet = SteadyFleet(0.01)
-        hear(fleet, counts, wanted=1, is_known=True)
+        observe(fleet, counts, wanted=1, is_known=True)
         return fleet.is_clumped
 
     rng = random.Random(3)
@@ -127,13 +127,13 @@ def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is
     )
 )
 def test_the_course_and_what_surpasses_it_are_those_of_a_list(
-    told: list[tuple[int, float, int]],
+    steps: list[tuple[int, float, int]],
 ) -> None:
     fleet, ended, clock = SteadyFleet(0.01), list[tuple[float, int, float]](), 0.0
     fleet.plan(START_S, is_known=True, late_of={})
-    for requests, seconds, gap_s in told:
+    for requests, seconds, gap_s in steps:
         fleet.skip(gap_s)
-        fleet.hear(requests, seconds)
+        fleet.observe(requests, seconds)
         clock += gap_s + seconds
         ended.append((clock, requests, seconds))
 

@@ -32,8 +32,8 @@ def test_pooled_values_never_fall_and_keep_their_sum(values: np.ndarray) -> None
 def test_a_curve_through_rising_points_never_falls(values: np.ndarray) -> None:
     x = np.arange(len(values), dtype=np.float64)
     curve = MonotoneCurve(x, isotonic(values))
-    told = [curve.at(at) for at in np.linspace(-1.0, len(values), 101).tolist()]
-    assert all(two >= one - 1e-9 for one, two in pairwise(told))
+    values_at = [curve.at(at) for at in np.linspace(-1.0, len(values), 101).tolist()]
+    assert all(two >= one - 1e-9 for one, two in pairwise(values_at))
 
 
 def test_a_looser_target_never_gives_less() -> None:

@@ -36,7 +36,7 @@ def warmed(name: str, bins: list[Bin], field: str) -> Predictor:
         predictor.add(getattr(one, field))
     predictor.begin_live()
     for _ in range(2):
-        predictor.add(0.0)  # nobody came yet: no news
+        predictor.add(0.0)  # nobody came yet: no value
     return predictor
 
 

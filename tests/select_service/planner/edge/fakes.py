@@ -19,7 +19,7 @@ PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
 
 
 class Clock:
-    """Goes when it is told to."""
+    """Goes when it is asked to."""
 
     now = 100.0
 
@@ -98,9 +98,9 @@ class FakeKube:
         ours = [one for one in self.pods.values() if one["metadata"]["labels"]["app"] == name]
 
         def first_to_go(pod: dict[str, Any]) -> tuple[int, int]:
-            told = pod["metadata"]
-            cost = int(told["annotations"].get("controller.kubernetes.io/pod-deletion-cost", 0))
-            ordinal = int(told["name"].rpartition("-")[2], 36)
+            metadata = pod["metadata"]
+            cost = int(metadata["annotations"].get("controller.kubernetes.io/pod-deletion-cost", 0))
+            ordinal = int(metadata["name"].rpartition("-")[2], 36)
             return (-ordinal, 0) if plural == "statefulsets" else (cost, ordinal)
 
         gone = sorted(ours, key=first_to_go)[: max(0, len(ours) - wanted)]
@@ -124,8 +124,8 @@ class FakeKube:
         if self.breaks is not None:
             raise self.breaks
         if self.refuses:
-            told = {"retry-after": self.retry_after} if self.retry_after else {}
-            return refusal(self.refuses, "no", told)
+            headers = {"retry-after": self.retry_after} if self.retry_after else {}
+            return refusal(self.refuses, "no", headers)
         if "/pods" in path:
             return self._pod(request, path, body)
         base = path.removesuffix("/scale")

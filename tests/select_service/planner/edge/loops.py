@@ -1,4 +1,4 @@
-"""The planner's loop, with a source that says what it is told to."""
+"""The planner's loop, with a source that returns what is set."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ START = {PREFILL: 1, DECODE: 1}
 ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 
 
-class Told:
-    """A source that says what it is told to."""
+class SetSource:
+    """A source that returns what is set."""
 
     warnings: tuple[str, ...] = ()
 
@@ -59,12 +59,12 @@ def loop_of(
     connector: Connector | None = None,
     lease: LeaderLease | None = None,
     state: StateFile | None = None,
-    source: Told | None = None,
+    source: SetSource | None = None,
     gpus_max: int = 64,
 ) -> Loop:
     return Loop(
         fleet(gpus_max),
-        source or Told(),  # type: ignore[arg-type] # lists are sequences
+        source or SetSource(),  # type: ignore[arg-type] # lists are sequences
         connector or DryRun(START),
         lease or FileLease(),
         clock=Clock(),

@@ -56,7 +56,7 @@ def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
     return VirtualConnector(start, clock, lambda: 1.5, **settings)
 
 
-async def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
+async def test_virtual_decisions_are_issued_completed_and_overtaken() -> None:
     connector = virtual(Clock())
     assert await connector.next(0, 0.0) is None
     async with asyncio.TaskGroup() as group:
@@ -95,7 +95,7 @@ async def test_virtual_failures_and_time_outs() -> None:
     assert connector.ends == {"done": 0, "failed": 1, "timed_out": 1}
 
 
-async def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() -> None:
+async def test_virtual_decisions_that_were_under_way_are_issued_again_after_a_restart() -> None:
     start = {PREFILL: PoolState(9, 4), DECODE: PoolState(2, 2)}
     connector = VirtualConnector(start, Clock(), lambda: 1.5, first_id=7)
     issued = await connector.next(7, 0.0)
@@ -106,8 +106,8 @@ async def test_virtual_decisions_that_were_under_way_are_told_again_after_a_rest
     assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
 
 
-async def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
-    """A planner that forgot its past began anew at 1, and a reader at 57 heard of no more."""
+async def test_virtual_decisions_reach_clients_that_know_later_ones() -> None:
+    """A planner that forgot its past began anew at 1, and a reader at 57 received no more."""
     connector = virtual(Clock())
     assert await connector.next(57, 0.0) is None
     await connector.apply([target(DECODE, 4)], [])
@@ -124,7 +124,7 @@ async def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     assert await connector.next(91, 0.0) is None
 
 
-async def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> None:
+async def test_virtual_replicas_that_come_after_the_report_are_counted() -> None:
     """Of three that were asked for two were there: the third was waited for, whatever was said."""
     clock = Clock()
     connector = virtual(clock, timeout_s=60.0)
@@ -148,7 +148,7 @@ async def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> Non
 
 
 async def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
-    """One reader asked for the last id there is, and no other was ever told anything again."""
+    """One reader asked for the last id there is, and no other ever received anything again."""
     connector = virtual(Clock(), first_id=7)
     assert await connector.next(2**53 - 1, 0.0) is None
     await connector.apply([target(DECODE, 4)], [])

@@ -88,7 +88,7 @@ async def test_whom_somebody_else_drains_goes_first_and_stays_his(cluster: Drain
 
 
 @run_by(in_cluster)
-async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again(
+async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_drained_again(
     cluster: DrainedFleet,
 ) -> None:
     named = await cluster.drains_one()
@@ -252,7 +252,7 @@ async def test_who_moves_while_it_is_waited_for_is_marked_where_it_is(
 
 
 @run_by(in_cluster)
-async def test_what_fails_at_every_look_is_told_once(
+async def test_what_fails_at_every_look_is_logged_once(
     cluster: DrainedFleet, *, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.selecting.down |= set(NAMES)

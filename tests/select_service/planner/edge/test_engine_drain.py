@@ -18,7 +18,7 @@ from tests.select_service.planner.edge.drained_fleet import (
     selectors_at,
 )
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, target
-from tests.select_service.planner.edge.loops import Told, asking, loop_of
+from tests.select_service.planner.edge.loops import SetSource, asking, loop_of
 
 
 @run_by(in_cluster)
@@ -70,7 +70,7 @@ async def test_who_is_needed_again_works_again_everywhere(cluster: DrainedFleet)
     assert len(cluster.selecting.drained()) == len(cluster.marked()) == 1
     cluster.selecting.down.add("two")
     assert await cluster.wants(4, 4) == ""
-    assert cluster.selecting.drained("two"), "it could not be told"
+    assert cluster.selecting.drained("two"), "it could not be reached"
     assert not cluster.selecting.drained("one"), "the other one was"
     assert cluster.retiring.failures == 1
     cluster.selecting.down.clear()
@@ -90,7 +90,7 @@ async def test_nobody_waits_for_ever(cluster: DrainedFleet) -> None:
     assert await cluster.wants(3, 4)
     cluster.clock.now += 1
     assert await cluster.wants(3, 4) == ""
-    assert len(cluster.marked()) == 1, "it is still the one who was told to go"
+    assert len(cluster.marked()) == 1, "it is still the one that was named first"
     (late,) = cluster.selecting.drained()
     assert cluster.scaled(3) == {late}
     assert await cluster.wants(3, 3) == ""
@@ -112,7 +112,7 @@ async def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we(
     assert set(cluster.selecting.drained()) == {10, 11}
     await cluster.selecting.end("one", "r")
     assert await cluster.wants(4, 6) == ""
-    assert not cluster.marked(), "it would not be heard"
+    assert not cluster.marked(), "it would not be read"
     assert cluster.scaled(4) == {10, 11}
 
 
@@ -137,12 +137,12 @@ async def test_the_loop_holds_a_lower_count_back_and_says_so(cluster: DrainedFle
     assert not any("decode" in one for one in noted.changed)
     assert cluster.retiring.pools[DECODE].named
     async with asking(loop) as client:
-        told = (await client.get("/metrics")).text
+        metrics = (await client.get("/metrics")).text
     leaving = 'select_planner_workers_leaving{model_name="m",role="decode",tenant_id="default"}'
-    assert f"{leaving} {len(cluster.retiring.pools[DECODE].named)}.0" in told
+    assert f"{leaving} {len(cluster.retiring.pools[DECODE].named)}.0" in metrics
     decisions = len(loop.decisions)
     await loop.fast()
-    assert len(loop.decisions) == decisions, "it is told once, not at every look"
+    assert len(loop.decisions) == decisions, "it is reported once, not at every look"
     named = set(cluster.selecting.drained())
     for worker_id in named:
         await cluster.selecting.end("two", f"r{worker_id}")
@@ -289,7 +289,7 @@ async def test_workers_of_one_pod_go_together(cluster: DrainedFleet) -> None:
 
 
 @run_by(in_cluster)
-async def test_pods_that_share_an_address_are_not_told_apart(cluster: DrainedFleet) -> None:
+async def test_pods_that_share_an_address_are_not_distinguished(cluster: DrainedFleet) -> None:
     """In the network of one machine: a mark on both would stop either."""
     for name in ("decode-1", "decode-2"):
         cluster.fake.pods[name]["status"] = {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
@@ -331,11 +331,11 @@ async def test_who_waits_for_gpus_of_those_that_finish_first_floods_nothing(
         await loop._look()
         await loop._act(decision, "fast")
         ids.add(loop.decision_id)
-    assert len(ids) == 1, "it is told once"
+    assert len(ids) == 1, "it is reported once"
     assert set(loop.decisions[-1].waiting) == {"m prefill", "m decode"}
     assert loop.counts.failures == 0
     errors = [one for one in caplog.records if one.levelname == "ERROR"]
-    # the service beside it has a doctor of its own, which speaks once it has looked
+    # the service beside it has a doctor of its own, which logs once it has looked
     assert not [one for one in errors if one.name.startswith("select_planner")]
     (named,) = cluster.selecting.drained()
     await cluster.selecting.end("two", f"r{named}")
@@ -364,7 +364,7 @@ def test_drains_that_nobody_could_carry_out_are_refused(
 
 
 @run_by(in_cluster)
-async def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes(
+async def test_readers_of_the_virtual_connector_learn_from_the_selectors_which_worker_goes(
     cluster: DrainedFleet,
 ) -> None:
     connector = VirtualConnector({DECODE: PoolState(4, 4)}, cluster.clock, lambda: 0.0, 60.0)
@@ -374,9 +374,9 @@ async def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_go
     assert await retiring.settle([target(DECODE, 3)], states) == {}
     async with cluster.selecting.client() as client:
         path = "http://two/scale_down_candidates?model_name=m&role=decode"
-        (told,) = (await client.get(path)).json()["candidates"]
-    assert told["drains"]
-    assert set(cluster.selecting.drained()) == {told["worker_id"]}
+        (candidate,) = (await client.get(path)).json()["candidates"]
+    assert candidate["drains"]
+    assert set(cluster.selecting.drained()) == {candidate["worker_id"]}
     await retiring.close()
 
 
@@ -411,7 +411,7 @@ async def test_who_does_not_act_says_once_what_it_would_do_while_another_one_dra
 
 @run_by(in_cluster)
 async def test_a_fleet_in_which_nobody_acts_drains_nobody(cluster: DrainedFleet) -> None:
-    loop = loop_of(cluster.connector, lease=Never(), source=Told())
+    loop = loop_of(cluster.connector, lease=Never(), source=SetSource())
     loop.retiring = cluster.retiring
     for _ in range(6):
         loop._clock.now += 180.0  # type: ignore[attr-defined]

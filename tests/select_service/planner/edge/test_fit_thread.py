@@ -13,7 +13,7 @@ from tests.wait import PATIENCE_S, block_until
 
 
 class Library:
-    """Forecasts the mean of what it was fitted to; slow whenever it is told so."""
+    """Forecasts the mean of what it was fitted to; slow whenever that is set."""
 
     def __init__(self) -> None:
         self.fits = 0
@@ -81,7 +81,7 @@ def test_what_forecasts_fixed_times_is_not_taken_late() -> None:
     assert library.fits == 2
 
 
-def test_a_fit_that_fails_is_told_and_the_last_value_stands_in() -> None:
+def test_a_fit_that_fails_is_reported_and_the_last_value_stands_in() -> None:
     model = fitted(Library(), Fitter())
     predictors = Predictors(*(Predictor(one) for one in (model, Constant(), Constant())))
     demand = Demand(predictors)

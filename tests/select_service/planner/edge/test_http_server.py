@@ -1,4 +1,4 @@
-"""What the planner tells over HTTP, and what its callers report."""
+"""What the planner answers over HTTP, and what its callers report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from select_service.planner.errors import SettingsError
 from select_service.planner.types import IDLE, Missing, PoolState, Window
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import Clock
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, asking, fleet, loop_of
+from tests.select_service.planner.edge.loops import ONE_OF_EACH, SetSource, asking, fleet, loop_of
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"--port {port}: Address already in use"):
@@ -32,15 +32,15 @@ async def in_parts() -> AsyncIterator[bytes]:
         yield b" " * 4_096
 
 
-async def test_what_is_told_over_http() -> None:
+async def test_what_is_answered_over_http() -> None:
     clock = Clock()
     connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
     loop = loop_of(connector)
     async with asking(loop) as client:
         assert (await client.get("/health")).status_code == 200
-        told = await client.get("/ready")
-        assert told.status_code == 503
-        assert told.json()["waiting_for"] == ["the first interval is not over"]
+        page = await client.get("/ready")
+        assert page.status_code == 503
+        assert page.json()["waiting_for"] == ["the first interval is not over"]
         assert (await client.get("/v1/decision")).status_code == 204
         await loop.slow()
         assert (await client.get("/ready")).status_code == 200
@@ -62,8 +62,8 @@ async def test_what_is_told_over_http() -> None:
         assert (await client.post(path, json=done)).status_code == 404
         assert (await client.get("/decisions?limit=0")).json() == {"decisions": []}
         for limit in ("1", "x", "-1", endless):
-            told = await client.get(f"/decisions?limit={limit}")
-            assert len(told.json()["decisions"]) == 1
+            page = await client.get(f"/decisions?limit={limit}")
+            assert len(page.json()["decisions"]) == 1
         (noted,) = (await client.get("/decisions")).json()["decisions"]
         assert noted["acted"]
         loop.source.window = Window(seconds=180.0, requests=IDLE)  # type: ignore[attr-defined]
@@ -84,14 +84,14 @@ async def test_what_is_told_over_http() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
+async def test_virtual_decisions_name_their_model_and_are_reported() -> None:
     """Fault 9: there the model's name is a coroutine nobody awaits, and asking for it fails."""
     name = "Org/Llama-3.1-8B"
     planned = fleet(name=name)
     pools = [pool.key for pool in planned.models[0].pools]
     clock = Clock()
     connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
-    loop = Loop(planned, Told(), connector, FileLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
+    loop = Loop(planned, SetSource(), connector, FileLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
     async with asking(loop) as client:
         await loop.slow()
         issued = (await client.get("/v1/decision?wait_s=1")).json()

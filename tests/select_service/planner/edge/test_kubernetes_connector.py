@@ -48,7 +48,7 @@ async def test_kubernetes_patches_scales_and_nothing_else(tmp_path: Path) -> Non
     await connector.close()
 
 
-async def test_kubernetes_conflicts_are_tried_again_and_refusals_told() -> None:
+async def test_kubernetes_conflicts_are_tried_again_and_refusals_reported() -> None:
     fake = FakeKube()
     fake.deployment("prefill", 3, 3)
     connector = KubernetesConnector(fake.kube(), RESOURCES)
@@ -107,8 +107,8 @@ async def test_kubernetes_is_left_alone_for_as_long_as_it_asks(status: int) -> N
     clock.now += 0.5
     assert (await connector.apply([target(PREFILL, 5)], [])).done
     # a date, or hours: what no API server sends
-    for told, longest_s in (("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("86400", 60.0)):
-        fake.refuses, fake.retry_after = status, told
+    for retry_after, longest_s in (("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("86400", 60.0)):
+        fake.refuses, fake.retry_after = status, retry_after
         assert await connector.states([PREFILL]) == {}
         fake.refuses = 0
         clock.now += longest_s
@@ -116,7 +116,7 @@ async def test_kubernetes_is_left_alone_for_as_long_as_it_asks(status: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "reason"),
     [
         (httpx.ReadTimeout(""), "ReadTimeout"),
         (httpx.RemoteProtocolError("peer closed connection"), "peer closed connection"),
@@ -124,17 +124,17 @@ async def test_kubernetes_is_left_alone_for_as_long_as_it_asks(status: int) -> N
     ],
     ids=["slow", "ends", "reset"],
 )
-async def test_kubernetes_that_breaks_off_changes_nothing(broken: Exception, told: str) -> None:
+async def test_kubernetes_that_breaks_off_changes_nothing(broken: Exception, reason: str) -> None:
     fake = FakeKube()
     fake.deployment("prefill", 3, 3)
     fake.deployment("decode", 2, 2)
     connector = KubernetesConnector(fake.kube(), RESOURCES)
     fake.breaks = broken
     assert await connector.states([PREFILL, DECODE]) == {}
-    assert told in connector.problems[PREFILL]
+    assert reason in connector.problems[PREFILL]
     outcome = await connector.apply([target(PREFILL, 5), target(DECODE, 1)], [])
     assert not outcome.done
-    assert told in outcome.failed[DECODE]
+    assert reason in outcome.failed[DECODE]
     fake.breaks = None
     states = await connector.states([PREFILL, DECODE])
     assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 2)}
@@ -180,7 +180,9 @@ async def test_kubernetes_replicas_that_die_are_starting_again() -> None:
     assert (state.desired, state.ready, state.starting) == (3, 0, 3)
 
 
-async def test_kubernetes_kinds_that_tell_no_readiness_are_there_when_their_scale_says_so() -> None:
+async def test_kubernetes_kinds_that_report_no_readiness_are_there_when_their_scale_says_so() -> (
+    None
+):
     """A scaling adapter has no readyReplicas: its replicas were starting for ever."""
     fake = FakeKube()
     base = "/apis/nvidia.com/v1alpha1/namespaces/inference/dynamographdeploymentscalingadapters"
@@ -204,7 +206,7 @@ async def test_kubernetes_kinds_that_tell_no_readiness_are_there_when_their_scal
     connector = KubernetesConnector(fake.kube(), resources)
     states = await connector.states([PREFILL, DECODE])
     assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 1)}
-    del fake.objects[counted]["status"]["readyReplicas"]  # it tells, and has none
+    del fake.objects[counted]["status"]["readyReplicas"]  # it reports that, and has none
     assert (await connector.states([DECODE]))[DECODE] == PoolState(2, 0)
 
 
@@ -232,7 +234,7 @@ def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
 
 
 @pytest.mark.parametrize("page", ["<html>Service Unavailable</html>", "\xff", "[" * 9])
-async def test_a_balancer_before_the_api_server_is_heard(page: str) -> None:
+async def test_a_balancer_before_the_api_server_is_obeyed(page: str) -> None:
     """Its pages are no JSON, and its Retry-After is meant."""
     asked: list[httpx.Request] = []
 

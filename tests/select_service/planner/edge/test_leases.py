@@ -26,7 +26,7 @@ from tests.select_service.planner.golden import PROFILE
 from tests.wait import PATIENCE_S, block_until, run
 
 ACTING_S = DURATION_S / 3
-"""What a holder begins when it is told that it holds is over within that time."""
+"""What a holder begins when it learns that it holds is over within that time."""
 
 
 def answer(asked: Coroutine[Any, Any, bool | None]) -> bool:
@@ -61,22 +61,22 @@ class ByWorld(Timed):
         there_s, back_s = world.late_s
         world.clock.now += there_s
         if world.is_cut[0]:
-            raise ConnectorError("it was not heard")
-        told = world.actor.hold(self._name, DURATION_S, holds=holds)
+            raise ConnectorError("it was not received")
+        holder = world.actor.hold(self._name, DURATION_S, holds=holds)
         world.clock.now += back_s
         if world.is_cut[1]:
             raise ConnectorError("nobody answered")
-        return told == self._name
+        return holder == self._name
 
     async def _give_back(self) -> None:
         if self._world.is_cut[0]:
-            raise ConnectorError("it was not heard")
+            raise ConnectorError("it was not received")
         self._world.actor.release(self._name)
 
 
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who
+        st.integers(0, 2),  # planner
         st.sampled_from(("look", "look", "look", "leave", "actor dies")),
         st.sampled_from((0.0, 0.1, 5.0, 12.0, 29.0, 31.0)),  # passes before
         st.tuples(*[st.sampled_from((0.0, 0.0, 4.0, 15.0, 40.0))] * 2),
@@ -92,18 +92,18 @@ def test_whatever_happens_two_never_act_at_once(steps: list[Any]) -> None:
     world = World()
     planners = [ByWorld(world, name) for name in "abc"]
     busy_until = [-1.0] * len(planners)
-    for who, what, passes_s, late_s, is_cut in steps:
+    for planner, what, passes_s, late_s, is_cut in steps:
         world.clock.now += passes_s
         world.late_s, world.is_cut = late_s, is_cut
         if what == "actor dies":
             world.actor = LeaseActor(world.clock)
         elif what == "leave":
-            world.clock.now = max(world.clock.now, busy_until[who])  # it ends what it has begun
-            answer(planners[who].close())
-        elif answer(planners[who].held()):
+            world.clock.now = max(world.clock.now, busy_until[planner])  # it ends what it has begun
+            answer(planners[planner].close())
+        elif answer(planners[planner].held()):
             now = world.clock.now
-            assert all(now >= until for other, until in enumerate(busy_until) if other != who)
-            busy_until[who] = now + ACTING_S
+            assert all(now >= until for other, until in enumerate(busy_until) if other != planner)
+            busy_until[planner] = now + ACTING_S
 
 
 def test_a_new_actor_waits_for_who_held_it_before() -> None:
@@ -133,8 +133,8 @@ def test_who_looks_seldom_has_a_lease_that_lasts() -> None:
 
 async def test_planners_meet_over_any_model_they_share(tmp_path: Path) -> None:
     a, b, c = (ModelKey(name) for name in "abc")
-    one = FileLease(*model_locks([a, b], "x", tmp_path), whose="process 1")
-    two = FileLease(*model_locks([b, c], "x", tmp_path), whose="process 2")
+    one = FileLease(*model_locks([a, b], "x", tmp_path), identity="process 1")
+    two = FileLease(*model_locks([b, c], "x", tmp_path), identity="process 2")
     other = FileLease(*model_locks([a, b], "y", tmp_path))
     assert await one.held()
     assert not await two.held()
@@ -173,7 +173,7 @@ def test_the_text_in_a_lock_file_decides_nothing(tmp_path: Path) -> None:
     for at in range(len(text) + 1):
         for bent in (text[:at], text[:at] + b"\xff\0" + text[at:], text[:at] + text[at + 1 :]):
             path.write_bytes(bent)
-            one, other = FileLease(path, whose="one"), FileLease(path, whose="other")
+            one, other = FileLease(path, identity="one"), FileLease(path, identity="other")
             assert answer(one.held())
             assert not answer(other.held())
             assert other.holder == "one"
@@ -230,7 +230,7 @@ def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
     hold = (
         "import asyncio, sys; from pathlib import Path; "
         "from select_service.planner.edge.leases.file_lease import FileLease; "
-        "lease = FileLease(Path(sys.argv[1]), whose='it'); "
+        "lease = FileLease(Path(sys.argv[1]), identity='it'); "
         "print(asyncio.run(lease.held()), flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -280,7 +280,7 @@ def _is_up(port: int) -> bool:
 
 @pytest.mark.heavy
 def test_a_second_planner_of_a_model_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    """Two processes at two ports, each with a state of its own: only a warning told of it."""
+    """Two processes at two ports, each with a state of its own: only a warning showed it."""
     ports = [free_port() for _ in range(3)]
     first = _planner(ports[0], tmp_path, "--state-dir", tmp_path / "one")
     others = []
@@ -289,9 +289,9 @@ def test_a_second_planner_of_a_model_is_refused_until_the_first_is_gone(tmp_path
         second = _planner(ports[1], tmp_path, "--state-dir", tmp_path / "two")
         others.append(second)
         assert second.stderr is not None
-        told = second.stderr.read()
+        output = second.stderr.read()
         assert second.wait() == 1
-        assert f"another planner is here (process {first.pid}, port {ports[0]}, m)" in told
+        assert f"another planner is here (process {first.pid}, port {ports[0]}, m)" in output
         others.append(_planner(ports[1], tmp_path, "--lease-name", "another fleet"))
         _wait_until_up(ports[1])
         first.kill()
@@ -315,7 +315,7 @@ def test_who_waits_for_a_decision_keeps_no_planner_from_its_end(tmp_path: Path) 
         _wait_until_up(port)
         with socket.create_connection(("127.0.0.1", port)) as waiting:
             waiting.sendall(b"GET /v1/decision?wait_s=60 HTTP/1.1\r\nHost: p\r\n\r\n")
-            assert _is_up(port), "it has been heard by now"
+            assert _is_up(port), "it has been received by now"
             planner.terminate()
             assert planner.wait(timeout=PATIENCE_S) == 0
             assert waiting.recv(4_096).startswith(b"HTTP/1.1 204 ")

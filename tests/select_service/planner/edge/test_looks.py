@@ -1,4 +1,4 @@
-"""What the planner tells of its looks at the load, and of looks that see no arrivals."""
+"""What the planner reports of its looks at the load, and of looks that see no arrivals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from select_service.planner.edge.loop import UNCOUNTED_AT_START, UNCOUNTED_REPORTED, Loop
 from select_service.planner.edge.planner_metrics import PlannerMetrics
 from select_service.planner.types import IDLE, Load, Missing, Value
-from tests.select_service.planner.edge.loops import Told, loop_of
+from tests.select_service.planner.edge.loops import SetSource, loop_of
 from tests.wait import run
 
 
@@ -25,7 +25,7 @@ def looked(loop: Loop) -> list[str]:
 
 
 async def test_a_look_is_in_the_metrics_with_the_age_of_its_counts() -> None:
-    source = Told()
+    source = SetSource()
     loop = loop_of(source=source)
     assert looked(loop) == []
     await loop.slow()
@@ -46,7 +46,7 @@ async def test_a_look_is_in_the_metrics_with_the_age_of_its_counts() -> None:
 
 def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """A name that no frontend has leaves the fast loop blind, and nothing said so."""
-    source = Told()
+    source = SetSource()
     loop = loop_of(source=source)
 
     async def use() -> None:
@@ -73,7 +73,7 @@ def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureF
 def test_an_address_that_was_wrong_from_the_start_is_reported_sooner(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = Told()
+    source = SetSource()
     loop = loop_of(source=source)
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""The loop with its neighbours: who may act, what is told, what a restart remembers."""
+"""The loop with its neighbours: who may act, what is reported, what a restart remembers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ from select_service.planner.types import (
 )
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, asking, kube_loop, loop_of
+from tests.select_service.planner.edge.loops import (
+    ONE_OF_EACH,
+    SetSource,
+    asking,
+    kube_loop,
+    loop_of,
+)
 from tests.select_service.planner.golden import PROFILE
 from tests.wait import PATIENCE_S
 
@@ -64,14 +70,14 @@ async def test_starts_that_matter_no_more_are_given_up_and_counted() -> None:
     clock.now += 301.0
     await loop.slow()
     assert fake.replicas("prefill") == 3
-    told = "6 of 6 that have not started are given up: 3 are ready, and 1 do"
-    assert any(told in one for one in loop.decisions[-1].reasons)
+    reason = "6 of 6 that have not started are given up: 3 are ready, and 1 do"
+    assert any(reason in one for one in loop.decisions[-1].reasons)
     async with asking(loop) as client:
         page = (await client.get("/metrics")).text
     assert "select_planner_starts_given_up_total 6.0" in page
 
 
-async def test_who_else_scales_a_pool_is_told() -> None:
+async def test_another_scaler_of_a_pool_is_reported() -> None:
     """An autoscaler beside it: up and down by turns, and nothing said why."""
     fake = FakeKube()
     loop = kube_loop(fake)
@@ -81,12 +87,12 @@ async def test_who_else_scales_a_pool_is_told() -> None:
     await loop.fast()
     fake.objects[path]["spec"]["replicas"] = asked + 3
     await loop.fast()
-    words = f"m decode: something else scales it: {asked} were asked for, it says {asked + 3}"
-    assert loop.decisions[-1].reasons[0] == words
+    reason = f"m decode: something else scales it: {asked} were asked for, it says {asked + 3}"
+    assert loop.decisions[-1].reasons[0] == reason
     for _ in range(3):
         await loop.fast()
     await loop.slow()
-    assert sum(words in one.reasons for one in loop.decisions) == 1
+    assert sum(reason in one.reasons for one in loop.decisions) == 1
     assert loop.counts.overrides == 1
 
 
@@ -134,7 +140,7 @@ async def test_only_the_holder_of_the_lease_acts(tmp_path: Path) -> None:
     assert (one.is_leader, two.is_leader) == (True, False)
     assert not two.decisions[-1].acted
     assert (await two.connector.states([DECODE]))[DECODE].desired == 1
-    assert two.decisions[-1].changed  # what it would have done is told
+    assert two.decisions[-1].changed  # what it would have done is reported
     await one.close()
     await two.slow()
     assert two.is_leader
@@ -228,7 +234,7 @@ async def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> Non
     assert await KubeLease(fake.kube(), "select-planner", "second", Clock()).held()
 
 
-async def test_why_the_lease_cannot_be_had_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_why_the_lease_cannot_be_had_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """A planner without the right to leases was said to stand by for another, which was none."""
     fake, clock = FakeKube(), Clock()
     fake.refuses_leases = 403
@@ -238,7 +244,7 @@ async def test_why_the_lease_cannot_be_had_is_told(caplog: pytest.LogCaptureFixt
         await loop.slow()
     assert not loop.is_leader
     why = "lease planner: 403: no"
-    assert [one.getMessage() for one in caplog.records].count(why) == 1, "each is told once"
+    assert [one.getMessage() for one in caplog.records].count(why) == 1, "each is reported once"
     assert f"not acting, {why}: m prefill" in caplog.text
     assert "another planner" not in caplog.text
     async with asking(loop) as client:
@@ -253,7 +259,7 @@ async def test_why_the_lease_cannot_be_had_is_told(caplog: pytest.LogCaptureFixt
 async def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
     thrice = asyncio.Event()
 
-    class Failing(Told):
+    class Failing(SetSource):
         asked = 0
 
         async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
@@ -337,7 +343,7 @@ def test_a_targets_file_names_what_is_wrong(tmp_path: Path) -> None:
         read_targets(path)
 
 
-def test_keys_are_told_as_people_say_them() -> None:
+def test_keys_are_shown_as_people_write_them() -> None:
     assert str(KEY) == "m"
     assert str(ModelKey("m", "t")) == "m/t"
     assert str(PREFILL) == "m prefill"

@@ -51,7 +51,7 @@ class Listening:
     ) -> None:
         self._tls = tls
         self.port = port
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._answer = b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (
             status.encode(),
             len(body),
@@ -69,7 +69,7 @@ class Listening:
         await self._serving.__aexit__(None, None, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.heard.append(await reader.readuntil(b"\r\n\r\n"))
+        self.received.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(self._answer)
         await writer.drain()
 
@@ -129,8 +129,8 @@ async def test_no_client_takes_a_proxy_from_the_environment(
     async with Listening() as proxy, Listening() as server:
         by_proxy(monkeypatch, proxy)
         await ask(which, server.url, RunSettings, token)
-        assert proxy.heard == []
-        assert server.heard
+        assert proxy.received == []
+        assert server.received
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ async def test_a_flag_asks_through_it_and_shows_it_no_credentials(
     async with Listening() as proxy, Listening() as server:
         by_proxy(monkeypatch, proxy)
         await ask(which, server.url, settings, token)
-        assert bool(proxy.heard) is is_proxied
-        assert bool(server.heard) is not is_proxied
-        assert SECRET.encode() not in b"".join(proxy.heard)
+        assert bool(proxy.received) is is_proxied
+        assert bool(server.received) is not is_proxied
+        assert SECRET.encode() not in b"".join(proxy.received)
 
 
 async def test_inside_tls_credentials_may_pass_a_proxy(
@@ -169,9 +169,9 @@ async def test_inside_tls_credentials_may_pass_a_proxy(
         source = run_command._source(made)
         await source.windows([KEY], 10.0)
         await source.close()
-        assert proxy.heard
-        assert all(one.startswith(b"CONNECT prometheus:9090 ") for one in proxy.heard)
-        assert SECRET.encode() not in b"".join(proxy.heard)
+        assert proxy.received
+        assert all(one.startswith(b"CONNECT prometheus:9090 ") for one in proxy.received)
+        assert SECRET.encode() not in b"".join(proxy.received)
 
 
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
@@ -179,10 +179,10 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"gopher://me:{SECRET}@proxy:1")
     code = main(["run", "--model-name", "m", "--profile-results-dir", str(PROFILE), PROXIED])
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert code == 1
-    assert "--proxy-from-environment: the proxy of the environment: " in told
-    assert SECRET not in told
+    assert "--proxy-from-environment: the proxy of the environment: " in errors
+    assert SECRET not in errors
 
 
 # -- credentials of Prometheus ---------------------------------------------------------------------
@@ -218,12 +218,12 @@ async def test_credentials_of_prometheus_are_read_again(
         made: Any = {"prometheus_url": server.url, flag: file}
         source = run_command._source(RunSettings(**made))
         await source.loads([KEY])
-        assert all(shown[0] in one for one in server.heard)
-        server.heard.clear()
+        assert all(shown[0] in one for one in server.received)
+        server.received.clear()
         file.write_text(then)  # Kubernetes rotates it
         await source.loads([KEY])
-        assert server.heard
-        assert all(shown[1] in one for one in server.heard)
+        assert server.received
+        assert all(shown[1] in one for one in server.received)
         file.unlink()
         arrived = (await source.loads([KEY]))[KEY].arrived
         assert isinstance(arrived, Missing)
@@ -238,15 +238,15 @@ async def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path
     token = tmp_path / "token"
     token.write_text(SECRET)
     async with Listening(tls=tls) as server:
-        for ca, is_heard in ((None, False), (authority.cert, True)):
+        for ca, is_received in ((None, False), (authority.cert, True)):
             made = RunSettings(
                 prometheus_url=server.url, prometheus_token_file=token, prometheus_ca=ca
             )
             source = run_command._source(made)
             await source.loads([KEY])
             await source.close()
-            assert bool(server.heard) is is_heard
-        assert all(f"Bearer {SECRET}".encode() in one for one in server.heard)
+            assert bool(server.received) is is_received
+        assert all(f"Bearer {SECRET}".encode() in one for one in server.received)
     bad = RunSettings(prometheus_url="https://p", prometheus_ca=token)
     with pytest.raises(SettingsError, match=f"--prometheus-ca {token}: ") as caught:
         run_command._source(bad)
@@ -266,19 +266,19 @@ async def test_an_authority_that_rotates_is_read_again(which: str, tmp_path: Pat
     async with Listening(tls=contexts[0]) as server:
         ask, close = asker(which, server.url, mounted)
 
-        async def heard(text: str, at: Listening) -> int:
+        async def received(text: str, at: Listening) -> int:
             mounted.write_text(text)
-            at.heard.clear()
+            at.received.clear()
             with suppress(Exception):  # it may not believe who answers, or be of another kind
                 await ask()
-            return len(at.heard)
+            return len(at.received)
 
-        assert await heard(old, server) == 1
-        assert await heard("half a certifi", server) == 1, "nothing changes"
-        assert await heard(new, server) == 0
+        assert await received(old, server) == 1
+        assert await received("half a certifi", server) == 1, "nothing changes"
+        assert await received(new, server) == 0
     async with Listening(tls=contexts[1], port=server.port) as successor:
-        assert await heard(new, successor) == 1
-        assert await heard(old, successor) == 0
+        assert await received(new, successor) == 1
+        assert await received(old, successor) == 0
     await close()
 
 
@@ -297,13 +297,13 @@ def asker(
     return one.ready, one.aclose
 
 
-async def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:
+async def test_the_name_and_password_of_a_url_are_sent_and_not_shown() -> None:
     async with Listening("401 Unauthorized", b"no") as server:
         url = server.url.replace("://", f"://me:{SECRET}@")
         source = run_command._source(RunSettings(prometheus_url=url))
         arrived = (await source.loads([KEY]))[KEY].arrived
         await source.close()
-        assert basic(f"me:{SECRET}") in server.heard[0]
+        assert basic(f"me:{SECRET}") in server.received[0]
         assert arrived == Missing(f"{server.url}/api/v1/query: answered 401")
 
 
@@ -342,9 +342,9 @@ def test_credentials_that_would_not_be_used_are_refused(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--model-name", "m", "--profile-results-dir", "d", *flags]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"select-planner run: {why}")
-    assert SECRET not in told
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"select-planner run: {why}")
+    assert SECRET not in errors
 
 
 @pytest.mark.parametrize(
@@ -359,14 +359,14 @@ def test_credentials_that_would_not_be_used_are_refused(
         [f"http://me:{SECRET}@p"],
     ],
 )
-def test_an_address_that_is_refused_is_told_without_its_secret(
+def test_an_address_that_is_refused_is_shown_without_its_secret(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(["run", *flags])
-    told = capsys.readouterr().err
-    assert "***@" in told
-    assert SECRET not in told
+    errors = capsys.readouterr().err
+    assert "***@" in errors
+    assert SECRET not in errors
 
 
 # -- a process -------------------------------------------------------------------------------------
@@ -433,15 +433,15 @@ def test_a_planner_shows_no_secret_to_anybody(how: str, leaky: str, tmp_path: Pa
     try:
         base = f"http://127.0.0.1:{port}"
 
-        def told() -> str:
+        def output() -> str:
             return "\n".join(
                 httpx.get(base + path, trust_env=False).text
                 for path in ("/decisions", "/metrics", "/ready", "/health")
             )
 
         block_until(lambda: _is_up(base))
-        block_until(lambda: "bad Ba" in told() or "bad Be" in told())
-        shown = told()
+        block_until(lambda: "bad Ba" in output() or "bad Be" in output())
+        shown = output()
         assert SECRET not in shown
         assert "http://***@here/?token=***" in shown
     finally:

@@ -1,4 +1,4 @@
-"""A replay without a profile, whose engines are small and tell no `total_kv_blocks`."""
+"""A replay without a profile, whose engines are small and report no `total_kv_blocks`."""
 
 from __future__ import annotations
 

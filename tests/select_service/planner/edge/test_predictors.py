@@ -27,16 +27,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def forecasts(series: list[float | None], **settings: Any) -> list[float]:
     predictor = make_predictor(PredictorSettings(**settings))
     assert predictor.predict() == 0.0
-    told = []
+    predicted = []
     for value in series:
         predictor.add(math.nan if value is None else value)
-        told.append(predictor.predict())
-        assert predictor.predict() == told[-1]  # asking again changes nothing
-    return told
+        predicted.append(predictor.predict())
+        assert predictor.predict() == predicted[-1]  # asking again changes nothing
+    return predicted
 
 
-def mean_error(told: list[float], series: list[float], after: int = 0) -> float:
-    pairs = list(zip(told[after:-1], series[after + 1 :], strict=True))
+def mean_error(predicted: list[float], series: list[float], after: int = 0) -> float:
+    pairs = list(zip(predicted[after:-1], series[after + 1 :], strict=True))
     return sum(abs(one - two) for one, two in pairs) / len(pairs)
 
 
@@ -44,8 +44,8 @@ def mean_error(told: list[float], series: list[float], after: int = 0) -> float:
 @pytest.mark.parametrize("name", GOLDEN["kalman"])
 def test_compatible_forecasts_are_the_reference_s(variant: str, name: str) -> None:
     expected = GOLDEN[variant][name]
-    told = forecasts(expected["series"], compatible=True, **VARIANTS[variant])
-    assert told == pytest.approx(expected["pred_after_each"], rel=1e-12, abs=1e-12)
+    predicted = forecasts(expected["series"], compatible=True, **VARIANTS[variant])
+    assert predicted == pytest.approx(expected["pred_after_each"], rel=1e-12, abs=1e-12)
 
 
 def test_ours_is_never_negative_and_waits_for_enough_points() -> None:
@@ -79,8 +79,8 @@ def test_the_chooser_costs_hardly_more_than_its_best_candidate(kind: str) -> Non
     series = traffic(kind)
 
     def cost(name: str) -> float:
-        told = forecasts(list(series), name=name)
-        return sum(map(loss_of, told[20:-1], series[21:]))
+        predicted = forecasts(list(series), name=name)
+        return sum(map(loss_of, predicted[20:-1], series[21:]))
 
     best = min(cost(name) for name in ("constant", "kalman", "ets"))
     assert cost("auto") <= 1.25 * best + 1.0
@@ -125,9 +125,9 @@ def test_auto_is_no_worse_than_the_last_value_and_better_where_days_are_alike(
     """It lost to it on most series of production: by what it took for days, trends and chance."""
     series_of, share = SERIES[kind]
     series = series_of(seed)
-    told = forecasts(list(series), name="auto")
+    predicted = forecasts(list(series), name="auto")
     naive = forecasts(list(series), name="constant")
-    assert mean_error(told, series) <= share * mean_error(naive, series)
+    assert mean_error(predicted, series) <= share * mean_error(naive, series)
 
 
 def test_smoothing_follows_a_ramp_and_does_not_shake_with_noise() -> None:
@@ -165,9 +165,11 @@ def test_a_library_that_finds_no_directory_to_write_to(monkeypatch: pytest.Monke
         raise FileNotFoundError(2, f"No usable temporary directory found for {name}")
 
     monkeypatch.setattr(importlib, "import_module", no_place)
-    with pytest.raises(PlannerError, match="prophet needs a directory that can be written") as told:
+    with pytest.raises(
+        PlannerError, match="prophet needs a directory that can be written"
+    ) as error:
         make_predictor(PredictorSettings(name="prophet"))
-    assert "TMPDIR" in str(told.value)
+    assert "TMPDIR" in str(error.value)
 
 
 def test_prophet_forecasts_the_next_interval_of_a_ramp() -> None:

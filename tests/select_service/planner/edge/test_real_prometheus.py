@@ -31,7 +31,7 @@ BUSY_ALONE_MS, QUIET_ALONE_MS = 1000.0 + 20.0, 3000.0 - 20.0
 class Frontend:
     """/metrics of one frontend: so many requests a second, each of so many seconds to a token.
 
-    It tells requests as they arrive, too, if it is a newer one.
+    It counts requests as they arrive, too, if it is a newer one.
     """
 
     def __init__(self, rate: int, ttft_s: float, *, is_new: bool = False) -> None:
@@ -108,7 +108,7 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
                 live = (await selectors.windows([LLAMA], 10.0))[LLAMA].concurrency
                 await selectors.close()
         assert load.prefill_backlog_tokens == Value(3540.0), "who waits is no part of a rank's"
-        assert load.concurrency == Value(7.0), "each of two tells of the same"
+        assert load.concurrency == Value(7.0), "each of two reports the same"
         assert live == Value(7.0), "over the interval, too"
         assert isinstance(window.ttft_ms, Value)
         # an unweighted mean says 2000; one of the two may have been scraped once more
@@ -150,7 +150,7 @@ class Selector(Frontend):
 
 
 async def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> None:
-    """Its series begins with it, at 1, and stays there: Prometheus tells no increase of that."""
+    """Its series begins with it, at 1, and stays there: Prometheus shows no increase of that."""
     async with Selector(started_ago_s=3600.0) as one:
         with prometheus(tmp_path, [one.target]) as prom:
             source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
@@ -166,9 +166,9 @@ async def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> N
                 one.unserved = 1
                 await one.scraped(3)
                 assert await asked_since(before) == Value(1.0)
-                told = time.time()
+                asked_at = time.time()
                 await one.scraped(3)
-                assert await asked_since(told) == IDLE, "it is not counted again"
+                assert await asked_since(asked_at) == IDLE, "it is not counted again"
             await source.close()
 
 
@@ -190,24 +190,24 @@ async def test_the_first_request_to_a_new_process_is_an_increase(tmp_path: Path)
 
 
 async def test_the_fast_loop_counts_what_was_scraped_when_it_was(tmp_path: Path) -> None:
-    """Looks are four times as frequent as scrapes: most of them have nothing new to tell."""
+    """Looks are four times as frequent as scrapes: most of them have nothing new to report."""
     async with Frontend(90, 1.0, is_new=True) as busy, Frontend(10, 3.0) as quiet:
         with prometheus(tmp_path, [busy.target, quiet.target], every_s=2) as prom:
             source = PrometheusSource(f"http://127.0.0.1:{prom.port}")
-            told: list[Load] = []
+            loads: list[Load] = []
             async with asyncio.timeout(PATIENCE_S):
-                while sum(one.seconds for one in told) < 6.0:
-                    told.append((await source.loads([LLAMA]))[LLAMA])
+                while sum(one.seconds for one in loads) < 6.0:
+                    loads.append((await source.loads([LLAMA]))[LLAMA])
                     await asyncio.sleep(0.5)
             await source.close()
-    counted = [one for one in told if one.seconds]
+    counted = [one for one in loads if one.seconds]
     # until the slower one is scraped, the faster one is all there is
     both = [one for one in counted[1:] if one.requests / one.seconds > 103.0]
-    assert both, told
+    assert both, loads
     for one in both:
         assert one.requests / one.seconds == pytest.approx(110.0, rel=0.05)
-    between = [one for one in told[told.index(counted[0]) :] if not one.seconds]
-    assert between, told
+    between = [one for one in loads[loads.index(counted[0]) :] if not one.seconds]
+    assert between, loads
     assert all(one.arrived == IDLE for one in between)
-    assert all(one.ago_s < 10.0 for one in told)
-    assert isinstance(told[-1].concurrency, Value)
+    assert all(one.ago_s < 10.0 for one in loads)
+    assert isinstance(loads[-1].concurrency, Value)

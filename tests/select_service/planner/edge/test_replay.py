@@ -197,16 +197,16 @@ def test_replay_writes_charts_and_numbers(
             *("--itl", "20", "--out", str(page), "--json"),
         ]
     )
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert code == 0
-    answer = json.loads(told.out)
+    answer = json.loads(output.out)
     results = answer["results"]
     names = ["slo (constant)", "slo (kalman)", "reactive", "static (1 + 1)"]
     assert [one["policy"] for one in results] == names
     assert all(one["attainment"] > 0.9 for one in results)
     assert answer["frontier"][0]["prefill"] == 1
     assert results[0]["fixed_gpu_hours"] <= results[0]["gpu_hours"]
-    assert answer["verdict"] in told.err
+    assert answer["verdict"] in output.err
     assert "as good as no planning" in page.read_text()
     assert page.read_text().count("<svg xmlns") == 5
     (tmp_path / "empty.jsonl").write_text("")
@@ -215,23 +215,23 @@ def test_replay_writes_charts_and_numbers(
     assert "no requests in it" in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_told_before_anything_is_replayed(
+def test_what_is_not_installed_is_reported_before_anything_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told after minutes of the policies before, whose results were lost."""
+    """It was reported after minutes of the policies before, whose results were lost."""
     monkeypatch.setitem(sys.modules, "scipy.interpolate", None)  # an import of it fails
     write_trace(tmp_path / "trace.jsonl", traffic(lambda _: 12.0, 20.0))
     question = ReplayQuestion(
         *(tmp_path / "trace.jsonl", PROFILE, ("oracle", "compatible")),
         *((PredictorSettings(name="constant"),), SETTINGS, 64),
     )
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises(MissingExtra, match="the extra planner"):
-        replay(question, told.append)
-    assert not told
-    names = [one.name for one in replay(question._replace(skips=True), told.append).results]
+        replay(question, lines.append)
+    assert not lines
+    names = [one.name for one in replay(question._replace(skips=True), lines.append).results]
     assert names == ["oracle"], "who names no policy gets those that are there"
-    assert told[0].startswith("left out: compatible needs")
+    assert lines[0].startswith("left out: compatible needs")
 
 
 def test_of_policies_that_are_alike_none_is_the_best() -> None:
@@ -242,7 +242,7 @@ def test_of_policies_that_are_alike_none_is_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "words"),
+    ("hours", "text"),
     [
         (4.0, "slo beats fixed fleets"),
         (5.0, "slo is as good as no planning: a fixed fleet of 4 prefill"),
@@ -251,11 +251,11 @@ def test_of_policies_that_are_alike_none_is_the_best() -> None:
     ],
 )
 def test_a_planner_that_costs_what_a_fixed_fleet_costs_is_not_beaten(
-    hours: float, words: str
+    hours: float, text: str
 ) -> None:
     ours = Result("slo", requests=100, in_time=99, gpu_hours=hours)
     whole = Replayed([ours], [FixedPoint(4, 1, 5.0, 0.99)], 0.99)
-    assert words in verdict(whole)
+    assert text in verdict(whole)
     assert "--search-requests" not in verdict(whole)
     assert verdict(whole._replace(is_whole=False)).endswith("too (--search-requests).")
 

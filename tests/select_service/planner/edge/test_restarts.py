@@ -19,7 +19,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.types import IDLE, Load, Missing, Target, Value, Window
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, START, Told, loop_of
+from tests.select_service.planner.edge.loops import ONE_OF_EACH, START, SetSource, loop_of
 
 ONCE = ("constant", "constant")  # predictors of lengths
 
@@ -33,12 +33,12 @@ async def test_a_restart_remembers(tmp_path: Path) -> None:
     path = tmp_path / "planner.json"
     first = loop_of(state=StateFile(path))
     await first.slow()
-    told = {one.pool: one.replicas for one in first.decisions[-1].targets}
-    again = loop_of(source=Told(Window(seconds=180.0, requests=Value(5400.0))))
+    targets = {one.pool: one.replicas for one in first.decisions[-1].targets}
+    again = loop_of(source=SetSource(Window(seconds=180.0, requests=Value(5400.0))))
     memory = StateFile(path).read(again.fleet)
     assert memory.decision_id == 1
     await again.slow()  # lengths come from before
-    assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
+    assert {one.pool: one.replicas for one in again.decisions[-1].targets} == targets
     whole = unsigned(path.read_text())
     assert '"p_correction":1.0' in whole
     for broken in (
@@ -74,17 +74,17 @@ async def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_pa
     first = loop_of(state=StateFile(path))
     for _ in range(4):
         await first.slow()
-    told = first.fleet.models[0].forecast
+    expected = first.fleet.models[0].forecast
     for interval_s in (60.0, 180.0, 420.0):
-        again = loop_of(source=Told(Window(seconds=interval_s, requests=Missing("late"))))
+        again = loop_of(source=SetSource(Window(seconds=interval_s, requests=Missing("late"))))
         again.fleet.interval_s = interval_s
         StateFile(path).read(again.fleet)
         demand = again.fleet.models[0].demand
         assert len(demand.history) == int(4 * 180.0 / interval_s)
         forecast = demand.forecast(interval_s)
         assert forecast is not None
-        assert told is not None
-        assert forecast.rate == pytest.approx(told.rate)
+        assert expected is not None
+        assert forecast.rate == pytest.approx(expected.rate)
         assert (forecast.lengths.mean, forecast.osl) == pytest.approx((3000.0, 300.0))
     path.write_text(unsigned(path.read_text()).replace('"interval_s":180.0,', ""))
     fleet = loop_of().fleet
@@ -96,20 +96,20 @@ async def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
     """What comes again was expected later by as long as no planner had been there."""
     path, period = tmp_path / "planner.json", 15
 
-    def recurring(source: Told) -> Loop:
+    def recurring(source: SetSource) -> Loop:
         loop = loop_of(source=source, state=StateFile(path))
         predictors = (make_predictor(PredictorSettings(name="recurring")) for _ in range(3))
         loop.fleet.models[0].demand = Demand(Predictors(*predictors))
         return loop
 
     def forecast_after(at: float) -> float:
-        again = recurring(Told())
+        again = recurring(SetSource())
         assert StateFile(path).read(again.fleet, at).decision_id
         forecast = again.fleet.models[0].demand.forecast(180.0)
         assert forecast is not None
         return forecast.rate * 180.0
 
-    source = Told()
+    source = SetSource()
     loop = recurring(source)
     for step in range(90):  # the next burst comes after 13 more
         loop._clock.now += 180.0  # type: ignore[attr-defined]
@@ -145,12 +145,12 @@ def test_a_restart_remembers_a_day(tmp_path: Path) -> None:
     for step in range(3 * day):
         requests = 9_000.0 if step % day < 100 else 900.0
         demand.observe(replace(BUSY, requests=Value(requests)), 180.0 * step)
-    told = [one.forecast.rate for one in demand.stretches(180.0, 10)]
+    rates = [one.forecast.rate for one in demand.stretches(180.0, 10)]
     StateFile(path).write(fleet, 1, {})
     fleet, demand = with_demand()
     StateFile(path).read(fleet)
-    assert [one.forecast.rate for one in demand.stretches(180.0, 10)] == pytest.approx(told)
-    assert told[0] > 4 * 900.0 / 180.0, "the next day begins"
+    assert [one.forecast.rate for one in demand.stretches(180.0, 10)] == pytest.approx(rates)
+    assert rates[0] > 4 * 900.0 / 180.0, "the next day begins"
 
 
 async def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
         await loop.slow()
     there = {one.pool: one.replicas for one in loop.decisions[-1].targets}
     assert min(there.values()) > 1
-    again = loop_of(DryRun(there), source=Told(Window(seconds=180.0, requests=IDLE)))
+    again = loop_of(DryRun(there), source=SetSource(Window(seconds=180.0, requests=IDLE)))
     StateFile(path).read(again.fleet)
     for _ in range(10):
         again._clock.now += 180.0  # type: ignore[attr-defined]
@@ -174,22 +174,22 @@ async def test_a_restart_takes_nobody_away(tmp_path: Path) -> None:
     """Who cannot be asked what there is has to remember it: it began with the minima again."""
     path, clock = tmp_path / "planner.json", Clock()
     connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
-    first = loop_of(connector, state=StateFile(path), source=Told(BUSY))
+    first = loop_of(connector, state=StateFile(path), source=SetSource(BUSY))
     first.source.window = replace(BUSY, requests=Value(20_000.0))  # type: ignore[attr-defined]
     for _ in range(6):
         await first.slow()
         connector.complete(connector.decision_id, Completion("done"))
-    told = {one.pool: one.replicas for one in first.decisions[-1].targets}
-    assert told[DECODE] > 8 + ONE_OF_EACH[DECODE].desired, "more than one step from nothing"
+    targets = {one.pool: one.replicas for one in first.decisions[-1].targets}
+    assert targets[DECODE] > 8 + ONE_OF_EACH[DECODE].desired, "more than one step from nothing"
     memory = StateFile(path).read(loop_of().fleet)
     again = VirtualConnector(memory.states, clock, lambda: 1000.0, first_id=memory.decision_id)
     second = loop_of(again, source=first.source)  # type: ignore[arg-type]
     assert await again.next(0, 0.0) is None, "all of it was done"
     decision = await second.slow()
-    assert all(one.replicas >= told[one.pool] - 2 for one in decision.targets), "a step down"
+    assert all(one.replicas >= targets[one.pool] - 2 for one in decision.targets), "a step down"
 
 
-async def test_an_id_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+async def test_an_id_is_on_disk_before_anybody_gets_it(tmp_path: Path) -> None:
     path, seen = tmp_path / "planner.json", []
 
     class Watched(DryRun):
@@ -202,8 +202,8 @@ async def test_an_id_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> No
     loop.source.load = Load(prefill_backlog_tokens=Value(1e7), concurrency=Value(1e3))  # type: ignore[attr-defined]
     await loop.fast()
     assert [one.decision_id for one in seen] == [1, 2]
-    told = msgspec.json.decode(path.read_bytes(), type=Memory)
+    memory = msgspec.json.decode(path.read_bytes(), type=Memory)
     asked = await loop.connector.states([PREFILL, DECODE])
-    assert {one: state.desired for one, state in told.states.items()} == {
+    assert {one: state.desired for one, state in memory.states.items()} == {
         one: state.desired for one, state in asked.items()
     }

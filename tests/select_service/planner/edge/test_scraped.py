@@ -258,7 +258,7 @@ def test_a_distance_that_was_not_seen_scrape_by_scrape_is_no_usual_one() -> None
     assert arrivals.next(430.0) == Arrived(Value(450.0), 45.0, 0.0)
 
 
-def test_counts_of_longer_ago_than_prometheus_tells_are_not_made_up() -> None:
+def test_counts_of_longer_ago_than_prometheus_returns_are_not_made_up() -> None:
     """An hour's arrivals would be compared with the plan of this minute."""
     arrivals = ScrapedArrivals()
     arrivals.take([sample(100.0, 0.0)])
@@ -274,16 +274,16 @@ def test_counts_of_longer_ago_than_prometheus_tells_are_not_made_up() -> None:
 def test_two_who_scrape_the_same_right_after_each_other_are_waited_for() -> None:
     """Their last distance was taken for the usual one: a tenth of a second, and nobody was left."""
     arrivals = ScrapedArrivals()
-    told = []
+    arrived = []
     for now in range(100, 400, 5):
         first = now - now % 15
         # they answer in turns: both samples are seen in the five seconds after the scrapes
         for last, answered in ((first, now + 0.2), (first + 0.1, now + 0.3)):
             arrivals.take([sample(last, 10.0 * last)])
-            told.append(arrivals.next(answered))
-    missing = [one for one in told if isinstance(one.requests, Missing)]
+            arrived.append(arrivals.next(answered))
+    missing = [one for one in arrived if isinstance(one.requests, Missing)]
     assert missing == [Arrived(Missing("counting begins"))]
-    assert sum(number(one) for one in told[1:]) == pytest.approx(10.0 * (390.1 - 90.0))
+    assert sum(number(one) for one in arrived[1:]) == pytest.approx(10.0 * (390.1 - 90.0))
 
 
 def test_a_sample_that_is_a_little_lower_is_no_restart() -> None:
@@ -312,21 +312,21 @@ def test_scrapes_may_be_a_minute_apart_or_two() -> None:
     """One that was scraped once was given up right before it was scraped again."""
     for every_s in (60.0, 90.0, 110.0):
         arrivals = ScrapedArrivals()
-        told = []
+        arrived = []
         for now in range(0, 1200, 5):
             last = 1000.0 + every_s * int(now / every_s)
             if now % every_s == 0:
                 last -= every_s  # it takes a moment to answer
             arrivals.take([sample(last, 10 * last)])
-            told.append(arrivals.next(1000.0 + now))
-        counted = told[1 + int(every_s / 5) :]
+            arrived.append(arrivals.next(1000.0 + now))
+        counted = arrived[1 + int(every_s / 5) :]
         assert not any(isinstance(one.requests, Missing) for one in counted), every_s
         for one in counted:
             assert number(one) == pytest.approx(10.0 * one.seconds)
 
 
-def test_a_target_that_is_gone_but_still_told_of_is_not_waited_for_again() -> None:
-    """Without a mark of its end, Prometheus tells the last sample of a series for minutes."""
+def test_a_target_that_is_gone_but_still_reported_is_not_waited_for_again() -> None:
+    """Without a mark of its end, Prometheus returns the last sample of a series for minutes."""
     arrivals = ScrapedArrivals()
     for at in (100.0, 115.0, 130.0, 145.0):
         arrivals.take([sample(at, 10 * at), sample(at, 10 * at, "b")])
@@ -349,7 +349,7 @@ class Event(NamedTuple):
     """A look at something odd."""
 
     after_s: float  # since the look before, by the clock of the samples
-    ages_s: list[float]  # of the samples of each target that is told; none: it is not
+    ages_s: list[float]  # of the samples of each target that is reported; none: it is not
     counted: float
 
 
@@ -363,7 +363,7 @@ odd = st.builds(
 
 @given(st.lists(odd, max_size=40), st.sampled_from([1.0, 15.0, 60.0]))
 def test_whatever_came_before_it_counts_again_soon(events: list[Event], every_s: float) -> None:
-    """Nothing is waited for longer than Prometheus would tell of it."""
+    """Nothing is waited for longer than Prometheus would return it."""
     arrivals, now = ScrapedArrivals(), 100_000.0
     for event in events:
         now += event.after_s
@@ -376,13 +376,13 @@ def test_whatever_came_before_it_counts_again_soon(events: list[Event], every_s:
         assert arrived.ago_s >= 0.0
         if not isinstance(arrived.requests, Missing):
             assert 0.0 <= number(arrived) <= 1e9 * (len(events) + 1) * 3
-    told = []
+    counts = []
     for _ in range(int((420.0 + 5 * every_s) / LOOK_S)):
         now += LOOK_S
         last = now - now % every_s
         arrivals.take([sample(last, 10.0 * last)])
-        told.append(arrivals.next(now))
-    for arrived in told[-int(max(every_s, LOOK_S) / LOOK_S) :]:
+        counts.append(arrivals.next(now))
+    for arrived in counts[-int(max(every_s, LOOK_S) / LOOK_S) :]:
         assert number(arrived) == pytest.approx(10.0 * arrived.seconds)
         assert arrived.ago_s <= every_s
     assert len(arrivals._targets) == 1

@@ -125,7 +125,7 @@ async def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is
     assert fleet.source.states == {"answers": 1, "silent": 1, "several": 0}
 
 
-async def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_told() -> None:
+async def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_reported() -> None:
     fleet = Fleet(A, B)
     fleet.names.fails = "Name or service not known"
     why = f"{URL}: the name cannot be looked up: Name or service not known"
@@ -170,7 +170,7 @@ async def test_of_two_families_one_is_asked() -> None:
 # -- who hides behind one address ------------------------------------------------------------------
 
 
-async def test_the_first_answer_of_another_process_at_an_address_tells_of_several() -> None:
+async def test_the_first_answer_of_another_process_at_an_address_shows_several() -> None:
     """By start times: the other had not ended when this one began. Neither is believed."""
     fleet = Fleet(A)
     await fleet.source.begin([KEY])
@@ -210,26 +210,26 @@ async def test_who_has_ended_was_replaced() -> None:
     assert not fleet.source.warnings
 
 
-async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
+async def test_replicas_that_are_known_and_not_scraped_are_reported_everywhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A connection that always leads to the same one shows no other process."""
     fleet = Fleet(A)
     page = fleet.fake.answer(httpx.Request("GET", f"http://{A}/metrics")).text
-    heard = "".join(
+    peers = "".join(
         f'select_service_replica_publishers{{state="{state}"}} {count}\n'
         for state, count in (("synced", 1), ("behind", 1), ("gone", 5), ("foreign", 5))
     )
-    fleet.fake.pages[A] = httpx.Response(200, text=page + heard)
+    fleet.fake.pages[A] = httpx.Response(200, text=page + peers)
     await fleet.source.begin([KEY])
     assert not fleet.source.warnings
     fleet.clock.now += selector_module.UNSEEN_S
     loop = loop_of(source=fleet.source)  # type: ignore[arg-type] # it is a source
     await loop.slow()
-    told = f"2 further replicas of {URL} are not scraped"
-    assert any(one.startswith(told) for one in loop.decisions[-1].reasons)
+    warning = f"2 further replicas of {URL} are not scraped"
+    assert any(one.startswith(warning) for one in loop.decisions[-1].reasons)
     await loop.slow()
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(warning) == 1
     async with asking(loop) as client_:
         metrics = (await client_.get("/metrics")).text
     assert "select_planner_selectors_unseen 2.0" in metrics
@@ -240,7 +240,7 @@ async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
 
 
 async def test_a_selector_at_two_addresses_is_counted_once() -> None:
-    """By IPv4 and IPv6, or by two names: the id of its process tells."""
+    """By IPv4 and IPv6, or by two names: the id of its process shows it."""
     fleet = Fleet(A, B, C)
     fleet.fake.ids |= {A: "one", B: "one", C: "two"}
     await fleet.source.begin([KEY])
@@ -287,7 +287,7 @@ async def test_every_scrape_connects_anew() -> None:
 
 async def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
     """One of two behind a name restarts again and again: the other knows what it had booked."""
-    told: list[bytes] = []
+    requests: list[bytes] = []
     status = msgspec.json.encode(
         DrainStatus(
             worker_id=7,
@@ -303,8 +303,8 @@ async def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
     )
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
-        body = b"[]" if b"GET /workers?" in told[-1] else status
+        requests.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        body = b"[]" if b"GET /workers?" in requests[-1] else status
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
         writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
@@ -325,9 +325,9 @@ async def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
         await fleet.drain(7, "it goes")
         assert await fleet.workers(KEY, {7}) == {}
         async with tcp_server(serve, "127.0.0.3", port):
-            told.clear()
+            requests.clear()
             await fleet.drain(7, "it goes")
-            assert len(told) == 2, "it is told once it answers"
+            assert len(requests) == 2, "it is drained once it answers"
         with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
             await fleet.in_flight(7)
     clock.now += SILENT_S
@@ -336,11 +336,11 @@ async def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
     await fleet.close()
 
 
-async def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
-    told: list[bytes] = []
+async def test_every_selector_behind_a_name_is_sent_a_drain() -> None:
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        requests.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
         writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}")
         await writer.drain()
 
@@ -355,11 +355,11 @@ async def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
         url, clock = f"http://selectors:{port}", Clock()
         fleet = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))
         await fleet.drain(7, "it goes")
-        assert len(told) == 1
+        assert len(requests) == 1
         addresses.append("127.0.0.3")
         clock.now += 10.0
         await fleet.drain(7, "it goes")
-        assert told == [b"POST /workers/7/drain HTTP/1.1"] * 3
+        assert requests == [b"POST /workers/7/drain HTTP/1.1"] * 3
         await fleet.close()
     addresses.clear()
     nowhere = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))

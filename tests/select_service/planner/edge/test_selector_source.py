@@ -81,7 +81,7 @@ async def test_selectors_are_added_up_and_their_loads_are_not() -> None:
     await source.close()
 
 
-async def test_what_selectors_measured_is_told_of_the_time_of_the_window() -> None:
+async def test_what_selectors_measured_is_reported_of_the_time_of_the_window() -> None:
     fake = Selectors()
     fake.measured = {"a": 1000.0, "b": 500.0}
     source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
@@ -90,7 +90,7 @@ async def test_what_selectors_measured_is_told_of_the_time_of_the_window() -> No
     window = (await source.windows([KEY], 180.0))[KEY]
     assert isinstance(window.prefill_moments, Moments)
     assert window.prefill_moments == pytest.approx((60.0, 120e3, 3.0, 240e6, 6000.0))
-    assert window.itl_moments == Missing("no selector tells measured_itl_moments_total")
+    assert window.itl_moments == Missing("no selector reports measured_itl_moments_total")
     assert window.rank_kv_tokens == Value(400_000.0)
     assert isinstance(window.prefill_worker_ranks, Missing)
     await source.close()
@@ -163,16 +163,16 @@ async def test_a_selector_that_has_counted_more_since_its_start_than_before_it()
     assert number(window.isl) == pytest.approx(1500.0)
 
 
-async def test_several_selectors_behind_one_address_are_told() -> None:
+async def test_several_selectors_behind_one_address_are_reported() -> None:
     """A Service in front of replicas: each turn would count all that the other one ever has."""
     fake = Selectors()
     source = SelectorSource(["http://a"], client=client(fake.answer))
-    told = []
+    readings = []
     for started in (1000.0, 1001.0, 1000.0):
         fake.started["a"] = started
-        told.append((await source.windows([KEY], 180.0))[KEY].requests)
-    assert isinstance(told[-1], Missing)
-    assert "name every selector by itself" in told[-1].why
+        readings.append((await source.windows([KEY], 180.0))[KEY].requests)
+    assert isinstance(readings[-1], Missing)
+    assert "name every selector by itself" in readings[-1].why
 
 
 async def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() -> None:
@@ -189,7 +189,7 @@ async def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() 
             assert number(load.arrived) / load.seconds == pytest.approx(10.0)
 
 
-async def test_an_interval_tells_what_came_since_the_last_look() -> None:
+async def test_an_interval_counts_what_came_since_the_last_look() -> None:
     """The next look counts from there: nothing is counted twice, and nothing left out."""
     fake, clock = Selectors(), Clock()
     source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
@@ -254,7 +254,7 @@ async def test_a_selector_that_counts_no_demand_is_missing() -> None:
     assert window.requests == Missing("no selector counts demand")
 
 
-async def test_a_load_nobody_tells_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
+async def test_a_load_nobody_reports_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
     """Both were idle: a model that no selector knows, and one whose last rank had just gone."""
     fake = Selectors()
     waiting = 'select_service_pending_isl_tokens{model_name="m",tenant_id="default"} 3000\n'

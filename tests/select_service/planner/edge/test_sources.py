@@ -79,15 +79,15 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
 
 def prometheus_window(values: dict[str, str | None], **settings: Any) -> tuple[Window, list[str]]:
     answer, asked = prometheus(values)
-    told: list[Window] = []
+    windows: list[Window] = []
 
     async def use() -> None:
         source = PrometheusSource("http://p:9090/", client=client(answer), **settings)
-        told.append((await source.windows([KEY], 180.0))[KEY])
+        windows.append((await source.windows([KEY], 180.0))[KEY])
         await source.close()
 
     run(use())
-    return told[0], asked
+    return windows[0], asked
 
 
 FRONTEND: dict[str, str | None] = {
@@ -129,7 +129,7 @@ def test_prometheus_measures_live_requests_where_a_gauge_counts_them() -> None:
     assert prometheus_window(FRONTEND | {"live": "0"})[0].concurrency == Value(0.0)
 
 
-def test_prometheus_tells_the_mix_of_lengths_where_there_are_buckets() -> None:
+def test_prometheus_reports_the_mix_of_lengths_where_there_are_buckets() -> None:
     """Prefill was sized by the mean alone: of a histogram only the sum and the count were read."""
     window, asked = prometheus_window(FRONTEND | {"buckets": "yes"})
     assert [(round(tokens), share) for tokens, share in window.isl_mix] == [
@@ -190,7 +190,7 @@ async def test_what_selectors_measured_is_asked_for_by_moment() -> None:
     other = PrometheusSource("http://p", client=client(answer))
     window = (await other.windows([KEY], 180.0))[KEY]
     assert window.prefill_moments == Missing("not configured")
-    assert not any("moment" in one for one in asked), "Dynamo tells no such thing"
+    assert not any("moment" in one for one in asked), "Dynamo reports no such thing"
     await source.close()
     await other.close()
 
@@ -219,7 +219,7 @@ async def test_prometheus_that_fails_is_missing(answer: Answer) -> None:
 
 
 class Scraped:
-    """A Prometheus that scrapes two frontends; one tells requests only as they end."""
+    """A Prometheus that scrapes two frontends; one counts requests only as they end."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -305,10 +305,10 @@ async def test_prometheus_counts_what_names_no_target_by_itself() -> None:
     fake = Scraped()
 
     def answer(request: httpx.Request) -> httpx.Response:
-        told = fake.answer(request).json()
-        for row in told["data"]["result"]:
+        answer = fake.answer(request).json()
+        for row in answer["data"]["result"]:
             row["metric"]["pod"] = row["metric"].pop("instance", "")
-        return httpx.Response(200, json=told)
+        return httpx.Response(200, json=answer)
 
     source = PrometheusSource("http://p", client=client(answer))
     await source.loads([KEY])
@@ -358,7 +358,9 @@ async def test_who_never_ends_an_answer_holds_nobody_up(
         (httpx.Response(200, json=["status"]), "Expected `object`"),
     ],
 )
-async def test_what_prometheus_answers_instead_is_told(answer: httpx.Response, why: str) -> None:
+async def test_what_prometheus_answers_instead_is_reported(
+    answer: httpx.Response, why: str
+) -> None:
     source = PrometheusSource("http://p", SELECTOR, client(lambda _: answer))
     window = (await source.windows([KEY], 180.0))[KEY]
     assert isinstance(window.requests, Missing)
@@ -372,14 +374,14 @@ def test_a_number_that_is_none_is_missing(number: str) -> None:
     assert isinstance(window.isl, Missing)
 
 
-async def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
+async def test_a_trace_is_read_interval_by_interval(tmp_path: Path) -> None:
     source = TraceSource(read_trace(GOLDEN / "warmup_trace.jsonl"))
-    told = [(await source.windows([KEY], 180.0))[KEY].requests for _ in range(12)]
-    assert told[4] == IDLE
-    assert told[0] == Value(540.0)
-    assert isinstance(told[8], Value)
-    assert isinstance(told[9], Missing), "fault 10: it ends before that interval does"
-    assert isinstance(told[-1], Missing)
+    readings = [(await source.windows([KEY], 180.0))[KEY].requests for _ in range(12)]
+    assert readings[4] == IDLE
+    assert readings[0] == Value(540.0)
+    assert isinstance(readings[8], Value)
+    assert isinstance(readings[9], Missing), "fault 10: it ends before that interval does"
+    assert isinstance(readings[-1], Missing)
     assert (await source.loads([KEY]))[KEY] == Load()
     broken = tmp_path / "trace.jsonl"
     broken.write_text('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 1}\n')
@@ -402,6 +404,6 @@ def test_a_length_that_is_none_is_refused(tmp_path: Path, name: str, tokens: str
 
 @pytest.mark.parametrize(("total", "count"), [(-3.0, 2.0), (1e308, 0.5), (1.0, 1e-320)])
 def test_a_mean_that_cannot_be_is_missing(total: float, count: float) -> None:
-    told = ratio(total, count, "no series x", 1e3)
-    assert isinstance(told, Missing)
-    assert told.why.startswith("no series x that can be: the mean is ")
+    mean = ratio(total, count, "no series x", 1e3)
+    assert isinstance(mean, Missing)
+    assert mean.why.startswith("no series x that can be: the mean is ")

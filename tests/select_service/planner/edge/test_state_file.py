@@ -1,4 +1,5 @@
-"""What a planner remembers where the disk lets it not, or has changed it: told, never trusted."""
+"""What a planner remembers where the disk lets it not, or has changed it: reported, never
+trusted."""
 
 from __future__ import annotations
 
@@ -203,14 +204,14 @@ def test_the_plan_after_a_restart_is_the_one_before(
     quiet = window(
         prefill_moments=Moments(),
         itl_moments=Moments(),
-        rank_kv_tokens=Missing("no worker told"),
+        rank_kv_tokens=Missing("no worker reported"),
         decode_worker_ranks=Missing("no answer"),
     )
-    told = [one.slow(quiet) for one in (run, again)]
-    assert told[0].targets == told[1].targets
+    decisions = [one.slow(quiet) for one in (run, again)]
+    assert decisions[0].targets == decisions[1].targets
     names = ("m prefill:engines", "m decode:engines")
-    assert [told[1].terms[name] for name in names] == pytest.approx(
-        [told[0].terms[name] for name in names]
+    assert [decisions[1].terms[name] for name in names] == pytest.approx(
+        [decisions[0].terms[name] for name in names]
     )
 
 
