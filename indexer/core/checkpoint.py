@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from indexer.core.cache_groups import FrozenGroups, LimitingGroups
-from indexer.core.holdings import mark, pack_name
-from indexer.core.irregular_stores import place_behind
+from indexer.core.holdings import mark
 from indexer.core.node import Node, OrphanRoot, all_ones, bits
-from indexer.core.packing import numbers_in
+from indexer.core.packing import numbers_in, pack_name
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Tier
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ class CheckpointRestore:
         if start.anchor is None and start.waits_for is not None:
             root = holder.waiting.get(start.waits_for)
             return root or self._tree.expect(holder, start.waits_for, start.namespace), 0
-        place = place_behind(self._tree, holder, start.anchor)
+        place = self._tree.place_behind(holder, start.anchor)
         if place is None:
             raise BadCheckpoint("a run follows nothing")
         return place

@@ -6,12 +6,11 @@ changes the shape of the tree: `radix_tree.py` does, and tells the holders when 
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.name_map import NameMap
 from indexer.core.node import all_ones
-from indexer.core.packing import numbers_in
+from indexer.core.packing import numbers_in, pack_name
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from indexer.core.cache_groups import LimitingGroups
     from indexer.core.node import Node, OrphanRoot
     from indexer.types import WorkerRank
-
-_pack_one: Final = Struct("<Q").pack
 
 UNDECIDED_GROUP: Final = -1
 """Home group of dumped blocks, since a dump has no groups; the first live event decides it."""
@@ -173,7 +170,7 @@ class Holder:
         O(1) for the last block of the run, otherwise a search at C speed over ≤ 4 KiB.
         """
         run = self.runs[node]
-        key = _pack_one(name)
+        key = pack_name(name)
         if node.full & self.bit:
             if node.aliases is None and run.endswith(key):
                 return len(run) // HASH_BYTES - 1

@@ -1,29 +1,22 @@
-"""Adding blocks to a holder and removing them again.
+"""Adding blocks to a holder: which positions it covers, under which names, how often.
 
 Called by the verbs of `index.py`, on top of the tree: each function here keeps the books of holder
-and nodes in step (which positions are covered, under which names, how often).
+and nodes in step. `removal.py` is the counterpart.
 """
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from indexer.core.node import EDGE_BYTES_MAX, Node, all_ones, bits
-from indexer.core.packing import pack_names
-from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes, Tier
+from indexer.core.packing import pack_name, pack_names
+from indexer.types import HASH_BYTES, Namespace, PackedHashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexer.core.holder import Holder
-    from indexer.core.node import OrphanRoot
     from indexer.core.radix_tree import RadixTree
-
-pack_name: Final = Struct("<Q").pack
-
-ORPHANS_PER_GRAFT: Final = 128
-"""Orphans moved behind their late parent in one go, about 0.15 ms."""
 
 
 def mark(holder: Holder, tier: int, node: Node, span: int) -> None:
@@ -220,125 +213,3 @@ def _append_block(
     node.edge = edge + local_hash
     tree.blocks += 1
     return True
-
-
-def place_behind_lost(
-    holder: Holder, parent: int, name: int, hashes: PackedHashes
-) -> tuple[Node, int] | None:
-    """Return where a run begins whose parent the rank lost but whose first block it still holds.
-
-    An engine that lost an interior block still offloads what follows it. The parent's name no
-    longer says anything, but the block's own does: if the position before it was last called
-    `parent`, and the content is the same, it is the same block.
-    """
-    node = holder.where.get(name)
-    if node is None:
-        return None
-    position = holder.locate(node, name)
-    before, last = (node, position - 1) if position else (node.parent, -1)
-    if before is None or not before.edge:
-        return None
-    same = node.edge.startswith(hashes[:HASH_BYTES], position * HASH_BYTES)
-    if same and holder.name_at(before, last % before.size) == parent:
-        return node, position
-    return None
-
-
-def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
-    """Move some of the orphans waiting for a block behind it, now that the rank announced it.
-
-    Returns whether nothing is left to move; the rest keeps waiting, and the books are in step. A
-    whole subtree moves in O(nodes) if the tree has nothing under the same content yet; existing
-    content is moved block by block. Reference counts go by name and stay as they are. Nothing
-    happens when the block itself waits behind `root`: such a cycle has no beginning.
-    """
-    if _waits_behind(root, holder.where[root.parent_hash]):
-        return True
-    for _ in range(ORPHANS_PER_GRAFT):
-        if not root.children:
-            break
-        _, child = root.children.popitem()
-        _graft_behind(tree, holder, root.parent_hash, child)
-    if root.children:
-        return False
-    tree.expect_no_more(root)
-    return True
-
-
-def graft_child(tree: RadixTree, holder: Holder, root: OrphanRoot, child: Node) -> None:
-    """Move one orphan behind the block it waits for, as `graft` does with all of them."""
-    if _waits_behind(root, holder.where[root.parent_hash]):
-        return
-    del root.children[child.edge[:HASH_BYTES]]
-    _graft_behind(tree, holder, root.parent_hash, child)
-    if not root.children:
-        tree.expect_no_more(root)
-
-
-def _waits_behind(root: OrphanRoot, node: Node) -> bool:
-    top = node
-    while top.parent is not None:
-        top = top.parent
-    return top is root
-
-
-def _graft_behind(tree: RadixTree, holder: Holder, parent: int, child: Node) -> None:
-    # looked up each time: the target may have been split by a previous graft
-    target = holder.where[parent]
-    _graft_subtree(tree, holder, child, (target, holder.locate(target, parent) + 1))
-
-
-def _graft_subtree(tree: RadixTree, holder: Holder, top: Node, start: tuple[Node, int]) -> None:
-    pending = [(top, start)]
-    while pending:
-        # Depth first: a sibling's path may only split nodes where this subtree is finished.
-        orphan, place = pending.pop()
-        if tree.move_subtree(orphan, *place):
-            continue
-        children = list(orphan.children.values())
-        place = _transplant(tree, holder, orphan, place)
-        pending.extend((child, place) for child in children)
-
-
-def _transplant(
-    tree: RadixTree, holder: Holder, orphan: Node, place: tuple[Node, int]
-) -> tuple[Node, int]:
-    """Move one orphaned node behind `place`; return the place behind its last block."""
-    me = holder.holder_id
-    names_of: list[dict[int, int]] = [{} for _ in range(orphan.size)]
-    aliases = orphan.names_at(me) or {}
-    for position in range(orphan.size):
-        if position in aliases:
-            names_of[position] = aliases[position]
-            continue
-        tiers = orphan.tiers_of(me, position)
-        name = holder.last_name(orphan, position)
-        if tiers or name:
-            names_of[position] = {name: tiers}
-    for tier in Tier:
-        holder.blocks[tier] -= orphan.held_on(me, tier).bit_count()
-    for names in names_of:
-        for name, tiers in names.items():
-            if tiers:
-                del holder.where[name]
-    del holder.runs[orphan]
-    tree.dissolve(orphan)
-    segments = tree.make_path(*place, orphan.edge, BASE_NAMESPACE, holder)
-    done = 0
-    for node, position, count in segments:
-        for i in range(count):
-            _settle(holder, (node, position + i), names_of[done + i])
-        done += count
-        place = (node, position + count)
-    return place
-
-
-def _settle(holder: Holder, place: tuple[Node, int], names: dict[int, int]) -> None:
-    node, position = place
-    if not node.members & holder.bit:
-        holder.write(node, position, b"")
-    for name, tiers in names.items():
-        if not tiers and not node.held_anywhere(holder.holder_id) >> position & 1:
-            holder.write(node, position, pack_name(name))  # an old name, see `Holder.runs`
-        for tier in bits(tiers):
-            attach_name(holder, tier, place, name)

@@ -220,7 +220,7 @@ class KvIndex:
             group = holder.group_of_store(group)
         if tier:
             self._below |= holder.bit
-        origin = irregular_stores.place_behind(self.tree, holder, parent)
+        origin = self.tree.place_behind(holder, parent)
         accepted = None
         if origin is not None and group == holder.home:
             accepted = holdings.cover_new_branch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from indexer.core import holdings, removal
+from indexer.core import holdings, orphans, removal
 from indexer.types import HASH_BYTES, Namespace
 
 if TYPE_CHECKING:
@@ -16,26 +16,11 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from indexer.core.holder import Holder
-    from indexer.core.node import Node
-    from indexer.core.radix_tree import RadixTree
+    from indexer.core.radix_tree import Place, RadixTree
     from indexer.types import PackedHashes, Tier
-
-    Place: TypeAlias = tuple[Node, int]
-    """A node and a position in it, in blocks."""
 
     Stored: TypeAlias = tuple[int | None, Sequence[int], PackedHashes, Namespace]
     """A run of blocks: parent, engine hashes, local hashes, namespace."""
-
-
-def place_behind(tree: RadixTree, holder: Holder, parent: int | None) -> Place | None:
-    """Return the place behind `parent`; None if the rank knows no such block."""
-    if parent is None:
-        return tree.root, 0
-    place = holder.place_of(parent)
-    if place is not None:
-        return place[0], place[1] + 1
-    root = holder.waiting.get(parent)
-    return None if root is None else (root, 0)
 
 
 def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> int | None:
@@ -75,7 +60,7 @@ def _join(tree: RadixTree, holder: Holder, parent: int | None, first: PackedHash
     """Place the orphan that waits for a block and begins with `first`, if the block has arrived."""
     root = None if parent is None else holder.waiting.get(parent)
     if root is not None and root.parent_hash in holder.where and first in root.children:
-        holdings.graft_child(tree, holder, root, root.children[first])
+        orphans.graft_child(tree, holder, root, root.children[first])
 
 
 def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> None:
@@ -100,13 +85,23 @@ def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: S
 
 
 def _origin_of_known(tree: RadixTree, holder: Holder, event: Stored) -> Place | None:
-    """Like `place_behind`, but the first block may identify a parent that is no longer known."""
+    """Return the place behind the parent, which may be lost if the first block is known.
+
+    An engine that lost an interior block still offloads what follows it. The parent's name no
+    longer says anything, but the block's own does: if the position before it was last called
+    `parent`, and the content is the same, it is the same block.
+    """
     parent, names, hashes, _ = event
+    place = None
     if parent is not None and parent not in holder.where:
-        place = holdings.place_behind_lost(holder, parent, names[0], hashes)
-        if place is not None:
+        place = holder.place_of(names[0])
+    if place is not None:
+        node, position = place
+        before = node.place_before(position)
+        is_same = node.edge.startswith(hashes[:HASH_BYTES], position * HASH_BYTES)
+        if is_same and before is not None and holder.name_at(*before) == parent:
             return place
-    return place_behind(tree, holder, parent)
+    return tree.place_behind(holder, parent)
 
 
 def _forget_moved(

@@ -213,6 +213,13 @@ class Node(Coverage):
                 positions |= coverage.held(holder_id, ones)
         return positions
 
+    def place_before(self, position: int) -> tuple[Node, int] | None:
+        """Return the node and position before a position; None if a sequence begins there."""
+        if position:
+            return self, position - 1
+        above = self.parent
+        return None if above is None or not above.edge else (above, above.size - 1)
+
     def drop_empty_tiers(self) -> None:
         """Free the lower tiers' memory once nobody holds anything there."""
         if self.lower is not None and not any(c.full or c.partial for c in self.lower):

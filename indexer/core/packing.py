@@ -84,6 +84,10 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
     return struct.pack(f"<{count}Q", *[value & U64_MASK for value in values])
 
 
+pack_name: Final = struct.Struct("<Q").pack
+"""Pack an unsigned 64-bit number."""
+
+
 def pack_names(names: Sequence[int]) -> PackedHashes:
     """Pack unsigned 64-bit numbers; an array or view is copied from memory as it is."""
     if isinstance(names, array | memoryview) and not _SWAP:

@@ -30,6 +30,9 @@ ORPHANS_PER_DROP: Final = 64
 Segment = tuple[Node, int, int]
 """A stretch of a path: node, first position in it, number of blocks."""
 
+Place = tuple[Node, int]
+"""A node and a position in it, in blocks."""
+
 Group = tuple[int, int]
 """Number of matched blocks, mask of the holders that have them."""
 
@@ -314,6 +317,16 @@ class RadixTree:
         if node.parent is not None:
             self.left(holder, node.parent)
         self.tidy(node)
+
+    def place_behind(self, holder: Holder, parent: int | None) -> Place | None:
+        """Return the place behind `parent`; None if the rank knows no such block."""
+        if parent is None:
+            return self.root, 0
+        place = holder.place_of(parent)
+        if place is not None:
+            return place[0], place[1] + 1
+        root = holder.waiting.get(parent)
+        return None if root is None else (root, 0)
 
     def expect(self, holder: Holder, parent_hash: int, namespace: Namespace) -> OrphanRoot:
         """Begin to wait for a block that a holder has not announced."""

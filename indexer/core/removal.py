@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.holdings import pack_name
 from indexer.core.node import EDGE_BLOCKS_MAX, all_ones, bits
-from indexer.core.packing import pack_names
+from indexer.core.packing import pack_name, pack_names
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:

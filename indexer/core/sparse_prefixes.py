@@ -21,9 +21,8 @@ from indexer.core.event_hashes import (
     has_extra_keys,
     local_hashes,
 )
-from indexer.core.holdings import pack_name
-from indexer.core.irregular_stores import place_behind
 from indexer.core.node import all_ones, leading_run
+from indexer.core.packing import pack_name
 from indexer.core.removal import uncover_listed
 from indexer.types import HASH_BYTES, Tier
 
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from indexer.core.events import BlockStored
     from indexer.core.holder import Holder
     from indexer.core.index import KvIndex
-    from indexer.core.irregular_stores import Place
-    from indexer.core.node import Node
-    from indexer.core.radix_tree import RadixTree
+    from indexer.core.radix_tree import Place, RadixTree
     from indexer.types import Namespace, PackedHashes, WorkerRank
 
 UNSURE_MAX: Final = 256
@@ -158,7 +155,7 @@ def _first_named(
 def _is_known(tree: RadixTree, holder: Holder, told: SparseStore, number: int) -> bool:
     """Say whether the first name of an event already stands for one of its blocks."""
     place = holder.place_of(told.names[0])
-    start = place_behind(tree, holder, told.parent)
+    start = tree.place_behind(holder, told.parent)
     if place is None or start is None:
         return False
     segments = tree.follow(*start, told.local[: (number + 1) * HASH_BYTES])[0]
@@ -238,7 +235,7 @@ def _hold(
 ) -> int | None:
     """Hold consecutive blocks, some of which have names; return the name of the last one."""
     parent, namespace = behind
-    place = place_behind(index.tree, holder, parent)
+    place = index.tree.place_behind(holder, parent)
     if place is None:
         return parent
     held = _held(index.tree, holder, place, local)
@@ -302,7 +299,7 @@ def _vacate(holder: Holder, name: int) -> None:
 def _move_up(tree: RadixTree, holder: Holder, names: Sequence[int]) -> None:
     """Let names of consecutive blocks stand for those one block further up."""
     places = [place for name in names if (place := holder.place_of(name)) is not None]
-    before = _before(*places[0]) if len(places) == len(names) else None
+    before = places[0][0].place_before(places[0][1]) if len(places) == len(names) else None
     if before is None:
         return
     rest = _made_up(holder, names[-1], b"")
@@ -311,16 +308,6 @@ def _move_up(tree: RadixTree, holder: Holder, names: Sequence[int]) -> None:
         _rename(holder, place, name)
     for _ in drop_unneeded(tree, holder, [rest]):
         pass
-
-
-def _before(node: Node, position: int) -> Place | None:
-    """Return the place before a block; None if there is none."""
-    if position:
-        return node, position - 1
-    parent = node.parent
-    if parent is None or not parent.edge:
-        return None
-    return parent, parent.size - 1
 
 
 def drop_unneeded(tree: RadixTree, holder: Holder, names: Sequence[int]) -> Iterator[int]:
@@ -344,7 +331,7 @@ def drop_unneeded(tree: RadixTree, holder: Holder, names: Sequence[int]) -> Iter
                     break
                 gone.append(before)
                 position -= 1
-            above = _before(node, position)
+            above = node.place_before(position)
             last = None if above is None else holder.name_at(*above)
             uncover_listed(tree, holder, Tier.DEVICE, gone)
             cost += len(gone)
