@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from indexer.core.cache_groups import FrozenGroups, LimitingGroups
+from indexer.core.cache_groups import FrozenGroups
 from indexer.core.holdings import mark
 from indexer.core.node import Node, OrphanRoot, all_ones, bits
 from indexer.core.packing import numbers_in, pack_name
@@ -229,11 +229,6 @@ class CheckpointRestore:
         self._tree = tree
         self._places: list[_Place] = []  # by number of the run
 
-    @property
-    def blocks(self) -> list[int]:
-        """Blocks held so far, per tier."""
-        return self.holder.blocks
-
     def add(self, run: CheckpointRun) -> None:
         """Add the next run. O(blocks), some 15 µs plus 0.1 µs per block.
 
@@ -243,7 +238,7 @@ class CheckpointRestore:
         if run.number != len(self._places) or not ROOT <= run.parent < run.number:
             raise BadCheckpoint("runs are not in order")
         if run.limiting is not None:
-            self._limit(run.limiting)
+            self.holder.limiting_for_change().thaw(run.limiting)
         if run.parent == ROOT:
             start = _Place(None, run.waits_for, run.namespace or BASE_NAMESPACE, b"", b"")
         else:
@@ -277,11 +272,6 @@ class CheckpointRestore:
         old = names[cut:].ljust(len(rest), b"\0")
         self._places.append(_Place(anchor, None, start.namespace, rest, old))
         self._count(run)
-
-    def _limit(self, frozen: FrozenGroups) -> None:
-        if self.holder.limiting is None:
-            self.holder.limiting = LimitingGroups()
-        self.holder.limiting.thaw(frozen)
 
     def _origin(self, start: _Place) -> tuple[Node, int]:
         # by name, because other ranks may have split or merged the node since

@@ -9,13 +9,14 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.cache_groups import GroupRule, LimitingGroups, SparsePrefixes
+from indexer.core.cache_groups import GroupRule, SparsePrefixes
 from indexer.core.event_hashes import SLICE_BLOCKS
 from indexer.types import HASH_BYTES, U64_MASK
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from indexer.core.cache_groups import LimitingGroups
     from indexer.core.dump import DumpGroups
     from indexer.core.events import Names
     from indexer.core.holder import Holder
@@ -43,12 +44,6 @@ class GroupIndex:
         self.whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
         """Ends of prompts, oldest first, and where they were told of."""
 
-    def _limiting(self, rank: WorkerRank) -> LimitingGroups:
-        holder = self._ranks[rank]
-        if holder.limiting is None:
-            holder.limiting = LimitingGroups()
-        return holder.limiting
-
     def store(
         self,
         rank: WorkerRank,
@@ -63,7 +58,7 @@ class GroupIndex:
         While the group holds anything on a tier, matches on that tier follow its rule, once `limit`
         was called. Returns the number of blocks: all, or none if the rank has too many such groups.
         """
-        return self._limiting(rank).store(tier, group, engine_hashes, rule)
+        return self._ranks[rank].limiting_for_change().store(tier, group, engine_hashes, rule)
 
     def lacking(self, rank: WorkerRank, tier: Tier, group: int, names: Names) -> list[int]:
         """Return those blocks that the engine has not told of as held by a group on a tier."""
@@ -127,7 +122,7 @@ class GroupIndex:
         """Take in what a dump tells of groups; return how many blocks it changed."""
         rule = GroupRule(max(told.blocks, 1), max(told.stride, 1))
         names = [name & U64_MASK for name in told.block_hashes]
-        limiting, accepted = self._limiting(rank), 0
+        limiting, accepted = self._ranks[rank].limiting_for_change(), 0
         for group in told.groups:
             accepted = limiting.store(tier, group, names, rule)
             if accepted:
@@ -157,7 +152,7 @@ class GroupIndex:
         Returns whether it is one.
         """
         if not self.is_sparse(rank) and not self._ranks[rank].where:
-            self._begin_sparse(self._limiting(rank))
+            self._begin_sparse(self._ranks[rank].limiting_for_change())
             self.limit(rank)
         return self.is_sparse(rank)
 

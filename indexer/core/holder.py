@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from indexer.core.cache_groups import LimitingGroups
 from indexer.core.name_map import NameMap
 from indexer.core.node import all_ones
 from indexer.core.packing import numbers_in, pack_name
@@ -16,7 +17,6 @@ from indexer.types import HASH_BYTES, Tier
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indexer.core.cache_groups import LimitingGroups
     from indexer.core.node import Node, OrphanRoot
     from indexer.types import WorkerRank
 
@@ -306,6 +306,12 @@ class Holder:
         if counts is None:
             counts = self.counts[tier] = ReferenceCounts()
         return counts
+
+    def limiting_for_change(self) -> LimitingGroups:
+        """Return the blocks of the groups that limit matches, created on demand."""
+        if self.limiting is None:
+            self.limiting = LimitingGroups()
+        return self.limiting
 
     def note_hearsay(self, tier: int, names: Iterable[int]) -> None:
         """Record that these names come from a dump, not from the engine."""

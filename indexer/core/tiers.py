@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from indexer.core.node import LOWER_TIERS, leading_run
 from indexer.types import Tier
@@ -56,7 +57,7 @@ class SlotTable:
         return found
 
 
-class Matches:
+class Matches(Struct, eq=False, gc=False):
     """What one prompt matches, as groups of holders; valid until the index changes.
 
     `groups` are (device blocks > 0, mask of holders) with disjoint masks. `host` and `disk` are
@@ -65,24 +66,12 @@ class Matches:
     something else than the index says.
     """
 
-    __slots__ = ("_table", "disk", "estimated", "external", "groups", "host")
-
-    def __init__(
-        self,
-        table: SlotTable,
-        groups: list[Group],
-        host: list[Group],
-        disk: list[Group],
-        *,
-        external: int = 0,
-        estimated: NDArray[np.int64] | None = None,
-    ) -> None:
-        self._table = table
-        self.groups = groups
-        self.host = host
-        self.disk = disk
-        self.external = external
-        self.estimated = estimated
+    table: SlotTable
+    groups: list[Group]
+    host: list[Group]
+    disk: list[Group]
+    external: int = 0
+    estimated: NDArray[np.int64] | None = None
 
     @property
     def empty(self) -> bool:
@@ -91,11 +80,11 @@ class Matches:
 
     def slots(self, mask: int) -> NDArray[np.int64]:
         """Return the slots behind a mask of `groups`, `host` or `disk`."""
-        return self._table.slots(mask)
+        return self.table.slots(mask)
 
     def by_slot(self) -> tuple[list[SlotGroup], list[SlotGroup], list[SlotGroup]]:
         """Return `groups`, `host` and `disk` with arrays of slots in place of masks."""
-        slots = self._table.slots
+        slots = self.table.slots
         return (
             [(blocks, slots(mask)) for blocks, mask in self.groups],
             [(blocks, slots(mask)) for blocks, mask in self.host] if self.host else [],
@@ -107,7 +96,7 @@ class Matches:
         rows: dict[int, list[int]] = {}
         for column, groups in enumerate((self.groups, self.host, self.disk)):
             for blocks, mask in groups:
-                for slot in self._table.slots(mask).tolist():
+                for slot in self.table.slots(mask).tolist():
                     rows.setdefault(slot, [0, 0, 0])[column] += blocks
         return {slot: (row[0], row[1], row[2]) for slot, row in rows.items()}
 

@@ -226,7 +226,7 @@ class IndexSnapshots:
         thaw = index.thaw(stream.rank, entry.head.home)
         try:
             runs = await self._add_all(thaw, pieces, index)
-            if entry.end == RankEnd(runs, thaw.blocks):
+            if entry.end == RankEnd(runs, thaw.holder.blocks):
                 stream.recall(entry.head.memory, self._clock())
         finally:
             if index.is_filled_by(thaw) and not stream.is_unproven:

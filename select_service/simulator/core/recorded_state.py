@@ -173,5 +173,6 @@ def matches(told: RecordedMatches | None, ranks: int) -> Matches:
     if told is None:
         return _nothing()
     table = _Found()
-    groups = [table.add(tier, ranks) for tier in (told.device, told.host, told.disk)]
-    return Matches(cast("SlotTable", table), *groups)
+    tiers = (told.device, told.host, told.disk)
+    device, host, disk = (table.add(tier, ranks) for tier in tiers)
+    return Matches(cast("SlotTable", table), device, host, disk)
