@@ -8,7 +8,6 @@ registry above feeds decoded events in.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import closing
 from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -372,15 +371,11 @@ class KvIndex:
         )
         return left if self._dumps else left + len(self.tree.dust)
 
-    def dump(self) -> Iterator[DumpEvent]:
-        """Yield the index as events, see `dump.py`. The index may change between two events."""
-        with closing(self.dump_in_steps()) as steps:
-            for event in steps:
-                if event is not None:
-                    yield event
+    def dump(self) -> Generator[DumpEvent | None, None, None]:
+        """Yield the index as events, see `dump.py`, and None during long stretches without one.
 
-    def dump_in_steps(self) -> Generator[DumpEvent | None, None, None]:
-        """Do the same, but also yield None regularly during long stretches without an event."""
+        The index may change between two of them.
+        """
         self._dumps += 1
         try:
             for tier in Tier:

@@ -98,11 +98,6 @@ class Listeners:
     def __len__(self) -> int:
         return len(self._feeds)
 
-    def is_connected(self, stream: EventStream) -> bool:
-        """Whether the stream's publisher is connected."""
-        feed = self._feeds.get(id(stream))
-        return feed is not None and feed.is_connected
-
     def link(self, stream: EventStream) -> LinkState | None:
         """Return the state of the stream's connection; None if nobody listens to it (yet)."""
         feed = self._feeds.get(id(stream))

@@ -253,7 +253,7 @@ class Recovery:
                 for rank in index.ranks():
                     here.attach(rank)
                 self._make_room(scope)
-                for event in index.dump_in_steps():
+                for event in index.dump():
                     for part in () if event is None else _parts(event):
                         load_event(here, part)
                         await self._give_way()

@@ -151,11 +151,6 @@ class IndexSnapshots:
             self._reader.close()
             self._reader = None
 
-    @property
-    def unclaimed(self) -> int:
-        """Restored ranks whose worker has not registered yet."""
-        return len(self._entries)
-
     def knows(self, stream: EventStream) -> bool:
         """Say whether the file has something for a stream."""
         return (stream.scope, stream.rank) in self._entries

@@ -119,7 +119,7 @@ class Dumps:
             name = _encode(f"{scope.model_name}:{scope.tenant_id}")
             yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
             comma = b""
-            with closing(index.dump_in_steps()) as steps:
+            with closing(index.dump()) as steps:
                 for event in steps:
                     if event is None:
                         yield b""

@@ -142,7 +142,7 @@ def dumps(data: bytes) -> None:
             load_event(index, event)
             index.check()
     if index is not None:
-        for event in index.dump():
+        for event in filter(None, index.dump()):
             assert read_event(msgspec.json.encode(event)) is not None
             stored = event.event.data.stored  # type: ignore[union-attr] # a dump has no others
             for block in stored.blocks:  # type: ignore[union-attr]

@@ -58,7 +58,7 @@ def thawed(index: KvIndex, *, is_proven: bool = True) -> KvIndex:
 
 def loaded(index: KvIndex) -> KvIndex:
     other = KvIndex(4)
-    for event in index.dump():
+    for event in filter(None, index.dump()):
         load_event(other, msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
     return other
 
@@ -102,7 +102,7 @@ def test_many_blocks_travel_in_pieces() -> None:
 
 
 def test_other_readers_of_a_dump_find_no_blocks_in_it() -> None:
-    events = [event for event in hybrid().dump() if event.event.data != "cleared"]
+    events = [event for event in filter(None, hybrid().dump()) if event.event.data != "cleared"]
     told = [
         msgspec.json.decode(msgspec.json.encode(one))["event"]["data"]["stored"] for one in events
     ]
@@ -118,7 +118,7 @@ def test_a_rank_of_a_plain_model_dumps_nothing_more() -> None:
         index.attach(rank)
         index.store(rank, GPU, None, [1, 2], pack(1, 2))
     assert all(run.limiting is None for run in index.freeze(RANK))
-    assert len([*index.dump()]) == 2
+    assert len([*filter(None, index.dump())]) == 2
 
 
 def test_a_stream_goes_on_where_the_process_before_it_stopped() -> None:

@@ -167,7 +167,7 @@ def books(index: KvIndex, opened: list[EventStream]) -> Any:
                 sorted(holder.where),
             )
         )
-    dumped = sorted(msgspec.json.encode(event) for event in index.dump())
+    dumped = sorted(msgspec.json.encode(event) for event in filter(None, index.dump()))
     return kept, dumped, index.stats._replace(bytes=0)  # a dict is as large as it once was
 
 

@@ -264,7 +264,7 @@ class IndexMachine(RuleBasedStateMachine):
     def dump_and_load(self) -> None:
         copy = KvIndex(16)
         self._settle_all()
-        for event in self.index.dump():
+        for event in filter(None, self.index.dump()):
             load_event(copy, event)
         copy.check()
         for prompt in self.twin.prompts():
@@ -274,7 +274,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def begin_dump(self) -> None:
         self._settle_all()
-        self.dump = self.index.dump()
+        self.dump = filter(None, self.index.dump())
         self.seen.clear()
         self.stayed = self.twin.dumpable()
         self.ever = set()

@@ -142,7 +142,7 @@ def thawed(index: KvIndex) -> KvIndex:
 
 def loaded(index: KvIndex) -> KvIndex:
     other = KvIndex(SIZE)
-    for event in index.dump():
+    for event in filter(None, index.dump()):
         load_event(other, msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
     return other
 

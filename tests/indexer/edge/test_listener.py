@@ -55,7 +55,9 @@ async def test_an_engine_restarts_on_the_same_ports(harness: Harness, replay: bo
     await harness.until(lambda: harness.holds(stream, 7))
     assert not any(harness.holds(stream, number) for number in range(5))
     assert stream.tallies.restarts + stream.tallies.hidden_restarts == 1
-    assert harness.listeners.is_connected(stream)
+    link = harness.listeners.link(stream)
+    assert link is not None
+    assert link.is_connected
 
 
 @with_harness()

@@ -43,7 +43,7 @@ def source() -> KvIndex:
 
 
 def document(index: KvIndex, name: str = "default:default") -> bytes:
-    events = [json.loads(msgspec.json.encode(event)) for event in index.dump()]
+    events = [json.loads(msgspec.json.encode(event)) for event in filter(None, index.dump())]
     return json.dumps({name: {"block_size": index.block_size, "events": events}}).encode()
 
 

@@ -114,7 +114,7 @@ async def test_there_and_back(*, tmp_path: Path) -> None:
     assert other.index.stats.holdings[0] == 3
     assert source.stream.kv_state == "current"
     assert not await other.snapshots.load(source), "once only"
-    assert other.snapshots.unclaimed == 1
+    assert len(other.snapshots._entries) == 1
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ async def test_nobody_waits_for_ever_for_a_worker(*, tmp_path: Path) -> None:
     assert other.snapshots.ranks == 1, "it goes over as it is"
     other.now = 60.0
     other.snapshots.forget_unclaimed()
-    assert other.snapshots.unclaimed == 0
+    assert len(other.snapshots._entries) == 0
     assert other.snapshots.rejected == {"unclaimed": 1}
 
 

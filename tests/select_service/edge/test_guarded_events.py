@@ -100,7 +100,9 @@ async def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
             engine.events.send_multipart(batch(0))
             await asyncio.sleep(0.01)
         (stream,) = service.core.registry.streams()
-        assert not service.sources.listeners.is_connected(stream)
+        link = service.sources.listeners.link(stream)
+        assert link is not None
+        assert not link.is_connected
         assert blocks(service) == 0
         # the record is mended: another key is another source
         add_worker(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)

@@ -308,7 +308,7 @@ async def test_a_doubtful_index_is_read_again_over_the_wire(
         assert stream is not None
         assert service.sources.listeners is not None
         listeners = service.sources.listeners
-        await until(lambda: listeners.is_connected(stream))
+        await until(lambda: (link := listeners.link(stream)) is not None and link.is_connected)
         tokens = list(range(64))
         payload = encode_batch(
             1.0, [StoredBlocks((1, 2, 3, 4), None, tuple(tokens))], block_size=16
