@@ -152,7 +152,7 @@ cdef class ExpiringMap:
         self._youngest = ref
 
     def discard(self, key):
-        """Forget a key; tell whether it was remembered."""
+        """Forget a key; return whether it was remembered."""
         cdef Ref ref = self._find(key)
         if ref:
             self._remove(ref)

@@ -34,7 +34,7 @@ cdef enum:
 
 cdef enum:  # of one record to other objects, by place
     FLEET_SNAPSHOT, ROWS, COLUMNS, MATCHED, SHARED, TRUST, WEIGHTS, SELECTION_ID, RESERVATION_ID
-    ODDS, ASK, SAID, CACHE_HIT
+    UNUSUAL, ASK, SAID, CACHE_HIT
     REFERENCES  # their number
 
 cdef struct Chunk:
@@ -105,15 +105,15 @@ cdef class RecordRing:
             return False
         self.keep(
             ticket, <tuple?>seen, rows, placement.slot, now, None, cache_hit, placement.weights,
-            fleet_snapshot.told, 0,
+            fleet_snapshot.latest, 0,
         )
         return True
 
     cpdef keep(
-        self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
+        self, ticket, tuple seen, rows, Py_ssize_t slot, double now, unusual, cache_hit, weights,
         fleet_snapshot, Py_ssize_t more,
     ):
-        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
+        """Keep the record of a decision, let the oldest go; return it if it is to be explained."""
         prompt, request, ask, said = ticket.prompt, ticket.request, ticket.asked, ticket.said
         cdef str reservation_id = ticket.reservation_id, selection_id = request.selection_id
         cdef bytes block_hashes = prompt.block_hashes
@@ -131,7 +131,7 @@ cdef class RecordRing:
         entry.of[WEIGHTS] = <PyObject *>weights
         entry.of[SELECTION_ID] = <PyObject *>selection_id
         entry.of[RESERVATION_ID] = <PyObject *>reservation_id
-        entry.of[ODDS] = <PyObject *>odds
+        entry.of[UNUSUAL] = <PyObject *>unusual
         entry.of[ASK] = <PyObject *>ask
         entry.of[SAID] = <PyObject *>said
         entry.of[CACHE_HIT] = <PyObject *>cache_hit
@@ -230,7 +230,7 @@ cdef class RecordRing:
         cdef Py_ssize_t place = self._oldest + at
         return place - self._count_max if place >= self._count_max else place
 
-    cdef tuple _told(self, Py_ssize_t at):
+    cdef tuple _record_at(self, Py_ssize_t at):
         cdef Entry *entry = &self._entries[self._place(at)]
         hashes = PyBytes_FromStringAndSize(entry.chunk.data + entry.offset, entry.hash_bytes)
         return _tuple_of(entry, self.next - self._count + at, hashes)
@@ -238,7 +238,7 @@ cdef class RecordRing:
     def numbered(self, long long number):
         """Return the record of a number, if it is there."""
         cdef long long at = number - (self.next - self._count)
-        return self._told(at) if 0 <= at < self._count else None
+        return self._record_at(at) if 0 <= at < self._count else None
 
     def numbers_of(self, names):
         """Return the numbers of the records under any of these ids, the newest first."""
@@ -261,6 +261,6 @@ cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
     return (
         number, entry.at, entry.since, <object>entry.of[FLEET_SNAPSHOT], <object>entry.of[ROWS], seen,
         hashes, entry.blocks, entry.isl_tokens, <object>entry.of[WEIGHTS], entry.slot,
-        <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[ODDS],
+        <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[UNUSUAL],
         <object>entry.of[ASK], <object>entry.of[SAID], <object>entry.of[CACHE_HIT], entry.size,
     )

@@ -29,7 +29,7 @@ CONFIG = "config"
 END = "end"
 """By `key_of` an id: which claims of replicas on it are over; only with replicas."""
 CLAIM = "claim"
-"""By id: claims of replicas that our callers told us of and that have no booking of ours."""
+"""By id: claims of replicas that our callers sent us and that have no booking of ours."""
 LEASE_TERMS = "lease_terms"
 """By lease id: the time to live that our callers gave a lease of other replicas."""
 CLOSING = "closing"
@@ -178,10 +178,10 @@ class Changes:
                 for _, name in list(hold.keys):
                     yield name
 
-    def trust(self, told: int) -> None:
-        """Stop taking back bookings marked up to this ordinal: their clients may have been told.
+    def trust(self, answered: int) -> None:
+        """Stop taking back bookings marked up to this ordinal: their clients may have the answer.
 
         O(what is not on disk); called when a disk begins to refuse.
         """
-        self.fresh = {name: at for name, at in self.fresh.items() if at > told}
-        self._standing = {at: hold for at, hold in self._standing.items() if at > told}
+        self.fresh = {name: at for name, at in self.fresh.items() if at > answered}
+        self._standing = {at: hold for at, hold in self._standing.items() if at > answered}

@@ -40,7 +40,7 @@ class Counters:
     reservations_dropped: int = 0  # their rank or worker left
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     """Of reservations whose callers said how they ended."""
-    cached_tokens_told: dict[str, int] = field(default_factory=dict)
+    cached_token_reports: dict[str, int] = field(default_factory=dict)
     """By outcome; see `decisions/cached_tokens.py`."""
     drains_begun: int = 0
     drains_undone: int = 0
@@ -55,7 +55,7 @@ class Counters:
 class ReplicaCounters(Struct):
     """Monotonic counts of the replica plane."""
 
-    heard: int = 0  # messages, except our own
+    received: int = 0  # messages, except our own
     repeated: int = 0  # statements already known
     dropped: int = 0  # foreign events for an unknown scope, block size or rank
     ignored: int = 0  # foreign events for an id that is live already, or is not; names too long
@@ -65,7 +65,7 @@ class ReplicaCounters(Struct):
     digests_differed: int = 0
     garbled: int = 0  # messages that cannot be what their sender sent
     claims_corrected: int = 0  # differed from their owner's snapshot, or not its claims at all
-    numbers_corrected: int = 0  # snapshots of owners that knew of fewer numbers than were heard
+    numbers_corrected: int = 0  # snapshots of owners that knew of fewer numbers than were received
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
     leases_renewed: int = 0  # open here, because a replica said so

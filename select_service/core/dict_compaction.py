@@ -37,7 +37,7 @@ _ENTRY_BYTES: Final = 36
 
 
 def slim(sized: Sized) -> bool:
-    """Rebuild a dict's table if it is far larger than necessary; tell whether it was."""
+    """Rebuild a dict's table if it is far larger than necessary; return whether it was."""
     table = cast("dict[object, object]", sized)
     size = table.__sizeof__()
     if size < TABLE_BYTES_MIN:

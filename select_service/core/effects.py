@@ -37,7 +37,7 @@ class Pull(Struct, frozen=True):
     url: str | None
 
 
-class TrustNews(Struct, frozen=True):
+class TrustChange(Struct, frozen=True):
     """The trust in a rank's index, or the reasons for it, have changed."""
 
     rank: WorkerRank
@@ -47,7 +47,7 @@ class TrustNews(Struct, frozen=True):
     missing_share: float
 
 
-class EjectionNews(Struct, frozen=True):
+class RankEjection(Struct, frozen=True):
     """A rank is passed over from now on, is due for a probe, or lives again."""
 
     rank: WorkerRank
@@ -65,8 +65,8 @@ class Effects(Struct):
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
     decided: list[tuple[Placement, Ticket]] = []
-    trusted: list[TrustNews] = []  # to be logged, as is the next
-    ejected: list[EjectionNews] = []
+    trusted: list[TrustChange] = []  # to be logged, as is the next
+    ejected: list[RankEjection] = []
     more: bool = False  # housekeeping wants another turn at once
 
     def __bool__(self) -> bool:

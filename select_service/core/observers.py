@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.batches.batch_plan import BatchPlan, PlannedRank
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Odds
+    from select_service.core.decisions.record import UnusualFacts
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement, Seen
     from select_service.types import Answer
@@ -56,7 +56,7 @@ class DecisionRecorder(Protocol):
         rows: Rows | None,
         slot: int,
         now: float,
-        odds: Odds | None,
+        unusual: UnusualFacts | None,
     ) -> None:
         """Note a decision; its arguments are those of `DecisionLog.keep`."""
 

@@ -93,7 +93,7 @@ class Partition:
         self.index = index
         self.estimate = estimate or CacheEstimate()
         """What ranks without KV events probably hold."""
-        index.on_clear = self.estimate.clear  # its engine has told so, or is another one
+        index.on_clear = self.estimate.clear  # its engine has reported so, or is another one
         self.ledger = Ledger(
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=sequence_blocks(index.block_size),
@@ -399,7 +399,7 @@ class Partition:
     def _new_pricer(self, kind: type[Pricer]) -> Pricer:
         loads = self.ledger.loads
         columns = loads.prefill, loads.decode, loads.churn, loads.context
-        return kind(*columns, loads.heard, loads.ahead, loads.requests)
+        return kind(*columns, loads.queue_updated_at, loads.ahead, loads.requests)
 
     def ensure_columns(self) -> None:
         """Grow the columns with the index, which may have gained ranks of its own."""

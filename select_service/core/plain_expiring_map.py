@@ -56,7 +56,7 @@ class ExpiringMap(Generic[K]):
             self._bytes += len(value) - len(before[1])
 
     def discard(self, key: K) -> bool:
-        """Forget a key; tell whether it was remembered."""
+        """Forget a key; return whether it was remembered."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return False

@@ -178,7 +178,7 @@ class SelectionCore:
             rng=rng,
         )
         self.shadow_control = ShadowControl(config, self.partitions, watch.stopwatch)
-        # a recording must be able to tell what any other policy would have done
+        # a recording must show what any other policy would have done
         self._prices_queues = (
             watch.decision_recorder is not None or self.reader.weights.reads_queues
         )
@@ -188,7 +188,7 @@ class SelectionCore:
         self._open_state()
 
     def _open_books(self, trust: TrustSettings, life: ProcessLife, watch: CoreObservers) -> None:
-        """Create the stores: bookings, decisions, trust, replica news."""
+        """Create the stores: bookings, decisions, trust, replicas' messages."""
         limits = self.limits
         self.lifecycle = Lifecycle(
             limits=limits,

@@ -188,8 +188,8 @@ class Workers:
         if worker is None:
             return None
         drain, unready = worker.operator_drain, worker.unready
-        told = drain if unready is None else (drain, unready)
-        return _encode(WorkerState(worker.spec, worker.source, told, worker.has_slot))
+        drains = drain if unready is None else (drain, unready)
+        return _encode(WorkerState(worker.spec, worker.source, drains, worker.has_slot))
 
     @staticmethod
     def is_late(record: bytes) -> bool:
@@ -299,8 +299,8 @@ class Reservations:
             self._lifecycle.sessions.run(partition, facts.session_id)
         if announcer.speaks:
             born = facts.born or announcer.claims.outbox.stamp().seq
-            told = facts.adopts, facts.outputs
-            claim = announcer.own(partition, booking.reservation, born, booking.answer, *told)
+            shared = facts.adopts, facts.outputs
+            claim = announcer.own(partition, booking.reservation, born, booking.answer, *shared)
             claim.grow(faded_at=max(claim.growth.faded_at, facts.faded_at))
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
@@ -474,7 +474,7 @@ def _rebook(
     reservation.track_prefill_tokens = facts.track_prefill_tokens
     reservation.fingerprint = facts.fingerprint
     if facts.prefill_done:
-        ledger.prefill_complete(reservation, now, is_news=False)
+        ledger.prefill_complete(reservation, now, is_measured=False)
     ledger.resume_outputs(
         reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
     )

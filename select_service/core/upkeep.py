@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexer.core.round_robin import RoundRobinNames
-from select_service.core.effects import EjectionNews
+from select_service.core.effects import RankEjection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +79,7 @@ class Upkeep:
             for change in changes:
                 at = partition.index.rank_of(change.slot)
                 if at is not None:
-                    effects.ejected.append(EjectionNews(at, partition.scope, change))
+                    effects.ejected.append(RankEjection(at, partition.scope, change))
             if self._waiting_requests.go_on(partition) or expired or self._rechecks or changes:
                 self._waiting_requests.relieve(partition, now, effects)
             self._waiting_requests.look_on(partition, now, effects)

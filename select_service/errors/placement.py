@@ -36,7 +36,7 @@ class NoSchedulableWorker(ServiceError):
     """No schedulable worker, in the process or in the scope: ask again in a second.
 
     `details.reasons` says why, and `details.is_known` whether the scope has had a worker; null
-    where nothing is known of any, as after a restart, or may not be told.
+    where nothing is known of any, as after a restart, or may not be shown.
     """
 
     status = 503

@@ -23,7 +23,7 @@ class ServiceError(Exception):
     retry_after_s: float = RETRY_AFTER_S
     """When to ask again, for the statuses that say so (see `retry_after`); what raises it says so
     where something drains: a queue, a gate's room, leases, the journal's next attempt. Infinity:
-    the same request never fits, so it is told no time."""
+    the same request never fits, so it is given no time."""
     decision: object = None
     """What led to it, when that was to be explained; read by what answers."""
     limit: str | None = None
@@ -77,10 +77,10 @@ class Crowded(Struct, frozen=True):
     @property
     def details(self) -> dict[str, object]:
         """The same for programs."""
-        told: dict[str, object] = {"limit": self.bound, "held": self.held, "share": self.part}
+        details: dict[str, object] = {"limit": self.bound, "held": self.held, "share": self.part}
         if self.tenant is not None:
-            told["tenant_id"] = self.tenant
-        return told
+            details["tenant_id"] = self.tenant
+        return details
 
 
 class BoundReached(ServiceError):

@@ -231,7 +231,7 @@ def plain(value: object) -> object:
 
 def shown(value: object) -> object:
     """The same for people, without secrets."""
-    told = plain(value)
-    if isinstance(told, list):
-        return [redact(one) if isinstance(one, str) else one for one in told]
-    return redact(told) if isinstance(told, str) else told
+    shown = plain(value)
+    if isinstance(shown, list):
+        return [redact(one) if isinstance(one, str) else one for one in shown]
+    return redact(shown) if isinstance(shown, str) else shown

@@ -88,8 +88,8 @@ class Flag(Struct, frozen=True):
 
         Of `HITS` it is the series of this setting.
         """
-        told = self.type.watch
-        return f'{HITS}{{name="{self.field}"}}' if told == HITS else told
+        watched = self.type.watch
+        return f'{HITS}{{name="{self.field}"}}' if watched == HITS else watched
 
     @property
     def default_text(self) -> str:

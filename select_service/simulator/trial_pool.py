@@ -65,7 +65,7 @@ class RecordedPool(PoolLoad):
     def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
         """Set the load of an attached slot."""
         self._set(slot, load, now)
-        self.tell_waiting(slot, load.waiting, load.running)
+        self.report_waiting(slot, load.waiting, load.running)
 
     def _set(self, slot: int, load: RecordedRankLoad, now: float) -> None:
         told = self.told
@@ -89,7 +89,7 @@ class RecordedPool(PoolLoad):
         """
         self.told.work.at = max(self.told.work.at, now)
         if tokens:
-            self.told.work.hear(slot, tokens, booked_at)
+            self.told.work.note_computed(slot, tokens, booked_at)
             if queued is not None:
                 self.told.speeds.computed(slot, queued + tokens, now - booked_at)
 

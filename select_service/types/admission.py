@@ -18,7 +18,7 @@ Count = Annotated[float, Meta(ge=0.0)]
 
 
 class AdmissionSettings(Struct, kw_only=True):
-    """What the process is told at its start, and by PUT /config; everything off."""
+    """What the process is given at its start, and by PUT /config; everything off."""
 
     mode: Mode = "none"  # whether busy thresholds are in force at all
     active_decode_blocks_threshold: float | None = None
@@ -51,7 +51,7 @@ class AdmissionSettings(Struct, kw_only=True):
 
 
 class ChargedRequest(Struct, frozen=True, array_like=True):
-    """What replicas are told of an admission, which they charge to its tenant as well."""
+    """What replicas receive of an admission, which they charge to its tenant as well."""
 
     slo_class: Annotated[str, Meta(max_length=65_536)]
     prefill_tokens: Annotated[int, Meta(ge=0)]
@@ -131,7 +131,7 @@ class ScopeAdmission(Struct, frozen=True, kw_only=True):
     full_ranks: int
     """Ranks that have as many requests as they may, e.g. `0`."""
     promises: int
-    """Places that are held for refused requests that were told when to return, e.g. `2`."""
+    """Places that are held for refused requests that were given a time to return, e.g. `2`."""
     flaps: int
     """How often a band of priorities was closed, e.g. `0`."""
 
@@ -154,7 +154,7 @@ class AdmissionStatus(Struct, frozen=True, kw_only=True):
     """What the gate sees of each model and tenant."""
 
 
-# -- what workers tell -------------------------------------------------------------------------
+# -- what workers report ------------------------------------------------------------------------
 
 
 class RankMetrics(Struct, frozen=True, kw_only=True):

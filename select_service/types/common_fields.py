@@ -168,7 +168,7 @@ COMMON_FIELDS: Final = {
         "what routing put there (`predicted`), or not at all (`none`); null: `--kv-events-default`."
     ),
     "kv_cache_report_mode": (
-        "What the engine's KV events tell: changes of its cache (`incremental`), or also which "
+        "What the engine's KV events carry: changes of its cache (`incremental`), or also which "
         "blocks each prompt finds there (`full`, as vLLM for requests with `kv_cache_report_mode` "
         "full); null: `incremental`."
     ),
@@ -178,9 +178,11 @@ COMMON_FIELDS: Final = {
     "predicted_itl_ms": (
         "Predicted milliseconds between tokens; once the rank was measured, e.g. `21.0`."
     ),
-    "estimated": "True where this is estimated by what routing put there, not told by KV events.",
+    "estimated": (
+        "True where this is estimated by what routing put there, not reported by KV events."
+    ),
     "overlap_estimated": (
-        "True where the overlap is estimated by what routing put there, not told by KV events."
+        "True where the overlap is estimated by what routing put there, not reported by KV events."
     ),
 }
 

@@ -76,6 +76,6 @@ class DoctorLimits(Struct, frozen=True, kw_only=True):
 
     interval_s: float = 10.0  # 0: only when asked
     samples_max: int = 64  # prompts looked at per examination; some 2 µs each
-    findings_max: int = 200  # told; the metric counts all
+    findings_max: int = 200  # reported; the metric counts all
     probe_workers: bool = False  # send each new worker canary prompts
     discovery_stale_s: float = 120.0  # a source that could not be read for so long is a finding

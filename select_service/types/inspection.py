@@ -147,8 +147,7 @@ class RankTrustRow(Struct, frozen=True, kw_only=True):
     reasons: list[Literal["prediction", "lag", "gaps"]]
     """Why the factor is below 1, e.g. `["lag"]`."""
     prediction_error: float | None
-    """Predicted less actual cached tokens, mean of the last prompts; null: never told, e.g. `12.0`.
-    """
+    """Predicted less actual cached tokens, mean of the last prompts; null: unknown, e.g. `12.0`."""
     missing_share: float
     """Share of what was predicted lately that the engine has not found, e.g. `0.01`."""
     samples: int
@@ -210,11 +209,11 @@ class ReplicaStatus(Struct, frozen=True):
 
     router_id: int
     """Id of the replica, e.g. `81093`."""
-    peer: str  # the endpoint it was last heard from
+    peer: str  # the endpoint of its last message
     state: Literal["synced", "behind", "leaving", "gone", "foreign"]
     epoch: int
-    seq: int  # the newest of its statements heard
-    missing: int  # older ones not heard yet
+    seq: int  # the newest of its statements received
+    missing: int  # older ones not received yet
     claims: int  # reservations it says it owns
     unbooked: int  # of them, those whose worker is unknown here, or that yield to another claim
     heard_s_ago: float

@@ -27,7 +27,7 @@ class KvSource(Struct, frozen=True, kw_only=True):
 
 
 class PulledBlocks(Struct, frozen=True, omit_defaults=True):
-    """What a booked prompt pulls, as replicas and the state file tell it; see `KvSource`."""
+    """What a booked prompt pulls, as replicas and the state file hold it; see `KvSource`."""
 
     worker_id: Annotated[int, Meta(ge=0)]
     blocks: Annotated[int, Meta(ge=0)]

@@ -92,7 +92,7 @@ class CoreLimits(Struct, kw_only=True):
     id_length_max: int = 256  # characters of reservation_id, selection_id
     name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
-    cached_token_reports_max: int = 1024  # awaited after the end, and to be told; 3 KB each
+    cached_token_reports_max: int = 1024  # awaited after the end, and to be sent; 3 KB each
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
     tenant_share: float = 0.5  # of every bound here, kept for the tenants of the token file
@@ -123,7 +123,7 @@ class CoreLimits(Struct, kw_only=True):
     swept_nodes_per_turn_max: int = 64
     streams_watched_per_turn_max: int = 32  # for lag and gaps; 3 to 6 µs each
     replica_heartbeat_s: float = 1.0
-    replica_output_interval_s: float = 3.0  # output blocks are told together, this often
+    replica_output_interval_s: float = 3.0  # output blocks are sent together, this often
     replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
     replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
     replica_pull_timeout_s: float = 30.0  # a pull that was not ended

@@ -1,4 +1,4 @@
-"""The shadow policy: what it is told, and what GET /shadow answers.
+"""The shadow policy: what it is given, and what GET /shadow answers.
 
 Weights that score live traffic and act on nothing. How they do is in `core/decisions/shadow.py`.
 """
@@ -47,7 +47,7 @@ def _number(said: object) -> dict[str, Weight] | None:
 
 def _switch(said: object) -> dict[str, Weight] | None:
     if not isinstance(said, bool):
-        raise ValueError("must be true or false")  # noqa: TRY004 - callers tell ValueErrors
+        raise ValueError("must be true or false")  # noqa: TRY004 - callers catch ValueErrors
     return None
 
 

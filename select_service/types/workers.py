@@ -14,7 +14,7 @@ KvEventsDefault = Literal["auto", "engine", "predicted", "none"]
 """Where the blocks of a worker's ranks are known from: the KV events of its engine; an estimate of
 what routing put there; nowhere."""
 KvCacheReportMode = Literal["incremental", "full"]
-"""What an engine's KV events tell: changes of its cache; also what each prompt finds there."""
+"""What an engine's KV events carry: changes of its cache; also what each prompt finds there."""
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 SequenceLimit = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
 

@@ -48,7 +48,7 @@ def test_a_service_with_a_worker_whose_block_size_is_wrong(tmp_path: Path) -> No
         assert "ERROR   block-size-mismatch  worker 1, rank 0" in ill.stdout
         assert "blocks of 16 tokens, its record of 32" in ill.stdout
         assert examine("--url", url, "--json").returncode == 1
-    assert "doctor: its events tell of blocks of 16 tokens" in (tmp_path / "log").read_text()
+    assert "doctor: its events announce blocks of 16 tokens" in (tmp_path / "log").read_text()
     gone = examine("--url", url)
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "Connection refused" in gone.stderr

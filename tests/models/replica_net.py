@@ -271,7 +271,7 @@ class Net:
                 assert self.garbled
                 return
             peer = f"tcp://n{source.number}"
-            node.did(core.replica_operations.heard(peer, message, self.now, checked=checked))
+            node.did(core.replica_operations.receive(peer, message, self.now, checked=checked))
 
         return deliver
 

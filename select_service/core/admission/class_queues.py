@@ -1,7 +1,7 @@
 """The queues of one scope, one per class of its policy: which requests wait, and which is next.
 
 `queue.py` keeps one class in order. A request waits for the ledger's prefill load to drop below the
-threshold of its class; the caller tells whether a waiting one may go.
+threshold of its class; the caller decides whether a waiting one may go.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class ClassQueues:
             assert self.bounded[number] == (column != _NEVER_BUSY).sum()
             for slot, most in enumerate(column.tolist()):
                 worker = open_slots.get(slot)
-                told = None if worker is None else worker.spec.max_num_batched_tokens
-                bound = _NEVER_BUSY if worker is None else _busy_above(policy_class, told)
+                most_batched = None if worker is None else worker.spec.max_num_batched_tokens
+                bound = _NEVER_BUSY if worker is None else _busy_above(policy_class, most_batched)
                 assert most == bound, "bounded are the ranks that may be chosen"
                 if slot < len(whole):
                     assert whole[slot] == (_ENDLESS if bound == _NEVER_BUSY else floor(bound))

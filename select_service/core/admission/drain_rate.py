@@ -1,7 +1,7 @@
 """How fast a partition drains, and when requests refused for its queue should ask again.
 
 Every partition has one, with or without a gate; a gate reads the same meter and makes its own
-promises (`retry_after.py`). Nothing is promised here: requests refused together are only told
+promises (`retry_after.py`). Nothing is promised here: requests refused together are only given
 successive times, as places come free. Requests pay nothing for it; housekeeping calls `follow`.
 """
 

@@ -1,6 +1,6 @@
 """Workers' reports of their own load, the latest per rank, kept even where there is no gate yet.
 
-Reports received here are told to the replicas (`RankLoads`), so a client that reports to one of
+Reports received here are sent to the replicas (`RankLoads`), so a client that reports to one of
 them reports to all; the latest report of a rank counts, wherever it was received. A report counts
 until it is too old (`--load-report-stale-s`), and goes with its worker. How a rank counts whose
 reports have stopped is a setting: a lost reporter need not stop dispatch.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class TimedReport:
     """One rank's report and its time."""
 
-    __slots__ = ("at", "is_relayed", "stale", "stale_as", "told")
+    __slots__ = ("at", "is_relayed", "metrics", "stale", "stale_as")
 
-    def __init__(self, told: RankMetrics, at: float, *, is_relayed: bool = False) -> None:
-        self.told = told
+    def __init__(self, metrics: RankMetrics, at: float, *, is_relayed: bool = False) -> None:
+        self.metrics = metrics
         self.at = at
-        self.is_relayed = is_relayed  # the replicas hear it from us
+        self.is_relayed = is_relayed  # we send it to the replicas
         self.stale = False
-        self.stale_as: StaleReports | None = None  # how gates were last told to treat it
+        self.stale_as: StaleReports | None = None  # how gates last treated it
 
 
 class LoadReports:
@@ -47,7 +47,7 @@ class LoadReports:
         """Reports of ranks that replicas received and that count here."""
         self.touched: dict[Partition, None] = {}
         """Partitions that replicas' reports may have relieved."""
-        self._untold: dict[tuple[int, int], None] = {}  # ranks whose report replicas lack
+        self._unsent: dict[tuple[int, int], None] = {}  # ranks whose report replicas lack
         self._catalog = catalog
         self._partitions = partitions
 
@@ -55,15 +55,14 @@ class LoadReports:
         """Pass the known reports of a worker to a gate."""
         for report in self.by_worker.get(worker.worker_id, {}).values():
             if not report.stale:
-                admission.report(worker, report.told)
+                admission.report(worker, report.metrics)
 
     def report(
         self, worker_id: int, metrics: WorkerMetrics, now: float, *, is_relayed: bool = True
     ) -> tuple[WorkerMetricsAnswer, Partition | None]:
         """Store a worker's reports about its ranks; undeclared ranks are dropped.
 
-        `is_relayed`: replicas hear it from us; not if the worker publishes it to all of
-        them.
+        `is_relayed`: we send it to the replicas; not if the worker publishes it to all of them.
 
         Raises:
             WorkerNotFound: no such worker.
@@ -72,14 +71,14 @@ class LoadReports:
         partition = self._partitions.get(worker.scope)
         admission = None if partition is None else partition.admission
         accepted, dropped = [], []
-        told = self.by_worker.setdefault(worker_id, {})
+        reports = self.by_worker.setdefault(worker_id, {})
         for rank in metrics.ranks:
             if rank.dp_rank not in worker.ranks:
                 dropped.append(rank.dp_rank)
                 continue
-            told[rank.dp_rank] = TimedReport(rank, now, is_relayed=is_relayed)
+            reports[rank.dp_rank] = TimedReport(rank, now, is_relayed=is_relayed)
             if is_relayed:
-                self._untold[worker_id, rank.dp_rank] = None
+                self._unsent[worker_id, rank.dp_rank] = None
             accepted.append(rank.dp_rank)
             if admission is not None:
                 admission.report(worker, rank)
@@ -88,44 +87,44 @@ class LoadReports:
 
     # -- between replicas ----------------------------------------------------------------------
 
-    def untold(self, now: float, limit: int) -> list[RankLoad]:
-        """Take up to `limit` reports received here that replicas have not been told."""
+    def take_unsent(self, now: float, limit: int) -> list[RankLoad]:
+        """Take up to `limit` reports received here that were not sent to the replicas."""
         loads: list[RankLoad] = []
-        while self._untold and len(loads) < limit:
-            worker_id, dp_rank = next(iter(self._untold))
-            del self._untold[worker_id, dp_rank]
+        while self._unsent and len(loads) < limit:
+            worker_id, dp_rank = next(iter(self._unsent))
+            del self._unsent[worker_id, dp_rank]
             report = self.by_worker.get(worker_id, {}).get(dp_rank)
             if report is None or not report.is_relayed:
-                continue  # another replica has a later one, or the worker tells them all
-            told = report.told
+                continue  # another replica has a later one, or the worker publishes to all
+            metrics = report.metrics
             loads.append(
                 RankLoad(
                     worker_id,
                     dp_rank,
                     max(0.0, now - report.at),
-                    told.kv_used_blocks,
-                    told.kv_total_blocks,
-                    told.num_requests_waiting,
-                    told.num_requests_running,
+                    metrics.kv_used_blocks,
+                    metrics.kv_total_blocks,
+                    metrics.num_requests_waiting,
+                    metrics.num_requests_running,
                 )
             )
         return loads
 
-    def tell_all(self) -> None:
-        """Tell replicas every report received here that still counts; O(ranks that reported)."""
+    def queue_all(self) -> None:
+        """Queue for the replicas every report received here that still counts; O(ranks)."""
         for worker_id, ranks in self.by_worker.items():
             for dp_rank, report in ranks.items():
                 if report.is_relayed and not report.stale:
-                    self._untold[worker_id, dp_rank] = None
+                    self._unsent[worker_id, dp_rank] = None
 
-    def heard(self, load: RankLoad, now: float) -> None:
+    def apply(self, load: RankLoad, now: float) -> None:
         """Store what a worker reported to a replica, unless a later report is known."""
         worker = self._catalog.find(load.worker_id)
         if worker is None or load.dp_rank not in worker.ranks:
             return  # not here, or not yet: the replica's next report may find it
         at = now - load.age_s
-        told = self.by_worker.setdefault(load.worker_id, {})
-        before = told.get(load.dp_rank)
+        reports = self.by_worker.setdefault(load.worker_id, {})
+        before = reports.get(load.dp_rank)
         if before is not None and before.at >= at:
             return
         metrics = RankMetrics(
@@ -135,7 +134,7 @@ class LoadReports:
             num_requests_waiting=load.num_requests_waiting,
             num_requests_running=load.num_requests_running,
         )
-        told[load.dp_rank] = TimedReport(metrics, at)
+        reports[load.dp_rank] = TimedReport(metrics, at)
         self.from_replicas += 1
         partition = self._partitions.get(worker.scope)
         if partition is not None and partition.admission is not None:
@@ -146,15 +145,15 @@ class LoadReports:
 
     def declared(self, worker: Worker) -> None:
         """Drop reports of ranks no longer declared: a later rank of that number is another one."""
-        told = self.by_worker.get(worker.worker_id, {})
-        for rank in [one for one in told if one not in worker.ranks]:
-            del told[rank]
-            self._untold.pop((worker.worker_id, rank), None)
+        reports = self.by_worker.get(worker.worker_id, {})
+        for rank in [one for one in reports if one not in worker.ranks]:
+            del reports[rank]
+            self._unsent.pop((worker.worker_id, rank), None)
 
     def forget(self, worker_id: int) -> None:
         """Drop the reports of a worker that is gone."""
         for rank in self.by_worker.pop(worker_id, {}):
-            self._untold.pop((worker_id, rank), None)
+            self._unsent.pop((worker_id, rank), None)
 
     def stale(self) -> Iterator[tuple[int, int, TimedReport]]:
         """Yield (worker, rank, report) of reports that are too old."""

@@ -168,15 +168,15 @@ class PoolLoad:
         self._blocks: Floats = np.zeros(0)
         """Total blocks; infinity: unknown. Compare with limits by division: 28 times 1/35 is less
         than 28/35."""
-        self._told: Floats = np.zeros(0)
+        self._reported_floor: Floats = np.zeros(0)
         """The saturation a rank has at any load: from its report, or because that is stale."""
         self._max_num_seqs: Floats = np.zeros(0)
         """Requests that it runs at once; infinity: unknown."""
         self._is_known: list[bool] = []
         """Whether its worker's record says so."""
         self._floor: Floats = np.zeros(0)
-        """The larger of `_told` and of how far those are taken, updated with the rate, after
-        bursts, and, where they are taken, when requests have ended."""
+        """The larger of `_reported_floor` and of how far those are taken, updated with the rate,
+        after bursts, and, where they are taken, when requests have ended."""
         self._ended = -1  # requests that had ended when `_floor` was updated
         self._is_taken = False  # whether places of any rank counted then
         self._idle_share = IDLE_SHARE
@@ -200,7 +200,7 @@ class PoolLoad:
         more = np.zeros(missing)
         self._share = np.concatenate([self._share, more])
         self._blocks = np.concatenate([self._blocks, np.full(missing, math.inf)])
-        self._told = np.concatenate([self._told, more])
+        self._reported_floor = np.concatenate([self._reported_floor, more])
         self._max_num_seqs = np.concatenate([self._max_num_seqs, np.full(missing, math.inf)])
         self._is_known += [False] * missing
         self._floor = np.concatenate([self._floor, more])
@@ -241,7 +241,7 @@ class PoolLoad:
 
     # -- reports of ranks ----------------------------------------------------------------------
 
-    def tell_waiting(self, slot: int, waiting: int | None, running: int | None = None) -> None:
+    def report_waiting(self, slot: int, waiting: int | None, running: int | None = None) -> None:
         """Set the requests waiting inside the engine of an attached slot, and those it runs.
 
         None: not reported. Where the worker's record does not say how many it runs at once, it is
@@ -270,8 +270,8 @@ class PoolLoad:
     def _write_floor(self, slot: int) -> None:
         limit = self.limits.waiting
         floor = self._waiting.get(slot, 0) / limit if limit else 0.0
-        self._told[slot] = max(floor, 1.0) if slot in self._stale else floor
-        self._floor[slot] = max(self._told.item(slot), self._fullness_by_requests(slot))
+        self._reported_floor[slot] = max(floor, 1.0) if slot in self._stale else floor
+        self._floor[slot] = max(self._reported_floor.item(slot), self._fullness_by_requests(slot))
 
     def _fullness_by_requests(self, slot: int) -> float:
         """Return how far a rank's `max_num_seqs` are taken; more than 1: some requests wait."""
@@ -308,7 +308,7 @@ class PoolLoad:
         rows = len(requests)
         self._ensure(rows)
         taken = fullness(requests / self._max_num_seqs[:rows], self._idle_share)
-        np.maximum(self._told[:rows], taken, out=self._floor[:rows])
+        np.maximum(self._reported_floor[:rows], taken, out=self._floor[:rows])
         self._is_taken = bool(taken.max(initial=0.0) > 0.0)
         self._ended = self.meter.work.ended
         places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
@@ -386,8 +386,8 @@ class PoolLoad:
     def queue_depth(self) -> Floats:
         """Requests waiting inside each rank: as reported, else all that compute but one."""
         waiting: Floats = np.maximum(self.loads.computing - 1.0, 0.0)
-        for slot, told in self._waiting.items():
-            waiting[slot] = told
+        for slot, reported in self._waiting.items():
+            waiting[slot] = reported
         return waiting
 
     @property
@@ -466,7 +466,9 @@ class PoolLoad:
             used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
             waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
             floor = self._floor.item(slot)
-            assert floor >= self._told.item(slot) == max(waits, float(slot in self._stale))
+            assert (
+                floor >= self._reported_floor.item(slot) == max(waits, float(slot in self._stale))
+            )
             total += max(filled, used, floor)
         if self.instances:
             assert math.isclose(saturation, total / self.instances, rel_tol=1e-9)

@@ -89,7 +89,7 @@ class Ticket(Struct, eq=False):
 
     @property
     def charged(self) -> ChargedRequest | None:
-        """What its tenant is charged for, as replicas are told; None: no policy charges."""
+        """What its tenant is charged for, as replicas receive it; None: no policy charges."""
         ask, admission = self.ask or self.asked, self.partition.admission
         if ask is None or admission is None or admission.gate.queue is None:
             return None
@@ -224,7 +224,7 @@ class TicketDeadlines:
     def due(self, now: float, limit: int) -> list[Ticket]:
         """Return up to `limit` expired tickets; they stay until they are forgotten.
 
-        Looks at no more than that; `next() <= now` tells that there are more to look at.
+        Looks at no more than that; `next() <= now` shows that there are more to look at.
         """
         first = list(islice(self._order.irange_key(max_key=(now, _LAST)), limit))
         due = [ticket for ticket in first if ticket.deadline <= now]

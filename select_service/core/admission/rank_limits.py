@@ -105,20 +105,22 @@ class RankLimits:
         self.changes.look = True
         self._has_new_limits = True
 
-    def report(self, worker: Worker, told: RankMetrics) -> None:
+    def report(self, worker: Worker, metrics: RankMetrics) -> None:
         """Apply a rank's own load report."""
-        slot = worker.slots.get(told.dp_rank)
+        slot = worker.slots.get(metrics.dp_rank)
         if slot is None or slot not in self._by_slot:
             return
-        total = told.kv_total_blocks
+        total = metrics.kv_total_blocks
         if worker.spec.total_kv_blocks is None and total is not None:
             self.pool.attach(slot, total, worker.spec.max_num_seqs)
             self.busy.attach(slot, worker.spec.max_num_batched_tokens, total)
             self._has_new_limits = True
-        self.busy.report(slot, told.kv_used_blocks)
+        self.busy.report(slot, metrics.kv_used_blocks)
         self.pool.mark_stale(slot, stale=False)
-        if told.num_requests_waiting is not None:
-            self.pool.tell_waiting(slot, told.num_requests_waiting, told.num_requests_running)
+        if metrics.num_requests_waiting is not None:
+            self.pool.report_waiting(
+                slot, metrics.num_requests_waiting, metrics.num_requests_running
+            )
         self.changes.note(slot)
 
     def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:
@@ -126,7 +128,7 @@ class RankLimits:
         slot = worker.slots.get(dp_rank)
         if slot is not None and slot in self._by_slot:
             self.busy.report(slot, None)
-            self.pool.tell_waiting(slot, None)
+            self.pool.report_waiting(slot, None)
             self.pool.mark_stale(slot, stale=is_full)
             self.changes.note(slot)
 

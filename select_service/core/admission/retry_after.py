@@ -3,7 +3,7 @@
 Each refusal is given the next free place on the timeline on which its kind of room drains, a
 virtual schedule, so that requests refused together do not return together. A request that returns
 in time is recognised by its content and not refused for load again; it goes, or waits behind only
-more important ones. Without that, newcomers would take the room it was told to wait for. Promises
+more important ones. Without that, newcomers would take the room it waits for. Promises
 are bounded in number and time, and none is made that cannot be kept.
 """
 
@@ -34,7 +34,7 @@ HORIZON_LEAST_S: Final = 600.0
 """As far ahead promises are made at once; `horizon_s`, if that is less."""
 HORIZON_SHARE: Final = 60.0
 """Farther only as far as this many times the seconds for which a line has refused: after a burst of
-seconds no client is told to return in an hour."""
+seconds no client is asked to return in an hour."""
 CALM_S: Final = 30.0
 """A line without a refusal for so long begins anew."""
 FORGOTTEN_PER_CALL: Final = 64
@@ -103,8 +103,8 @@ class RetryPromises:
     Args:
         bands: the number of priorities, most important first.
         slots_max: promises at once, about 200 bytes each; a tenant of `shares` has a part of them.
-        horizon_s: how far ahead at most, see `HORIZON_SHARE`; later requests are told to ask again
-            by then, without a promise.
+        horizon_s: how far ahead at most, see `HORIZON_SHARE`; later requests are to ask again by
+            then, without a promise.
         counts: shared by successive or parallel books that count together.
         shares: of the tenants whose pools have this book in common; None: it is of one pool.
     """
@@ -210,7 +210,7 @@ class RetryPromises:
         return line
 
     def is_due(self, key: bytes, now: float) -> bool:
-        """Tell whether this request was told to come about now."""
+        """Return whether this request was promised a place about now."""
         if not self.size or not key:
             return False
         self._forget(now)

@@ -64,7 +64,7 @@ class TenantBudgets(AdmissionPolicy):
     def judge(self, ask: AdmissionRequest, pool: PoolLoad, now: float) -> AdmissionVerdict:
         """Refuse sheddable work of a tenant over budget; else ask the inner policy.
 
-        What the inner policy never lets in is told so at once.
+        What the inner policy never lets in is refused at once.
         """
         if ask.tenant_id in self._budgets and self._classes.priority(ask.slo_class) < 0:
             in_flight = pool.tenant_in_flight(ask.tenant_id)

@@ -74,7 +74,7 @@ class _Sample(Struct, eq=False):
     placed_at: int = -1  # the slot it went to
     result: SelectBatchResult | None = None
     booked: str | None = None  # id of its booking, if this batch made it
-    claim: Claim | None = None  # on it, if replicas are told
+    claim: Claim | None = None  # on it, if there are replicas
 
 
 class BatchSelection:
@@ -166,7 +166,7 @@ class RunningBatch:
             yield from self.undo(now)
             raise
         self._release()
-        yield from self._tell_kept()
+        yield from self._publish_kept()
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
@@ -192,17 +192,17 @@ class RunningBatch:
                     continue
                 now = yield effects
         self._release()
-        yield from self._tell_kept()  # what is under a lease, or was told of, stays
+        yield from self._publish_kept()  # what is under a lease, or was published, stays
 
     def _release(self) -> None:
-        """Make the bookings final: from now on replicas hear of them, and the disk gets them."""
+        """Make the bookings final: from now on replicas receive them, and the disk gets them."""
         self._hold.is_open = False
         changes = self._selection.lifecycle.bookings.changes
         if changes is not None:
             changes.release(self._hold)
 
-    def _tell_kept(self) -> Iterator[Effects]:
-        """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
+    def _publish_kept(self) -> Iterator[Effects]:
+        """Publish that nothing of it is taken back; until then the replicas let repeats wait."""
         claims = self._selection.lifecycle.announcer.claims
         held = (one.claim for one in self._samples if one.claim is not None)
         live = (claim for claim in held if claims.own.holds(claim) and not claim.growth.kept)

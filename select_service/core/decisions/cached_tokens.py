@@ -2,7 +2,7 @@
 
 Compared with the prediction of the selection that booked the prompt (`trust_factors.py`), and used
 to correct estimates (`ledger/cache_estimate.py`). A caller may report to any replica, so a report
-that is of no use here alone is told to the others: the replica that predicted compares it.
+that is of no use here alone is sent to the others: the replica that predicted compares it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _SecondName(NamedTuple):
 
 
 class CachedTokenReports:
-    """Compares reports with predictions, and keeps what replicas are to be told of them."""
+    """Compares reports with predictions, and keeps what is to be sent of them to the replicas."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class CachedTokenReports:
     ) -> None:
         """Start without reports.
 
-        `limits` are read each time. `may_be_known_elsewhere` tells whether a report of an
-        id is to be told to the replicas if there is no prediction for it here.
+        `limits` are read each time. `may_be_known_elsewhere` returns whether a report of
+        an id is to be sent to the replicas if there is no prediction for it here.
         """
         self._membership = membership
         self._bookings = bookings
-        self._outcomes = counters.cached_tokens_told
+        self._outcomes = counters.cached_token_reports
         self._may_be_known_elsewhere = may_be_known_elsewhere
         shares, bounds = shares or Shares(), limits or CoreLimits()
         self._freed: TenantMemory[str, _Prompt | _SecondName] = TenantMemory(
@@ -95,27 +95,27 @@ class CachedTokenReports:
             size_of=attrgetter("places"),
         )
         """By each of their names."""
-        self._untold: TenantMemory[str, int] = TenantMemory(
+        self._unsent: TenantMemory[str, int] = TenantMemory(
             shares,
             "cached_tokens_untold",
             lambda: bounds.cached_token_reports_max,
             by_prefix=True,
         )
-        """What the replicas are to be told: id → cached tokens."""
+        """What is to be sent to the replicas: id → cached tokens."""
 
     @property
     def lost(self) -> int:
-        """Ended reservations forgotten, and reports not told, because of the limit."""
-        return self._freed.lost + self._untold.lost
+        """Ended reservations forgotten, and reports not sent, because of the limit."""
+        return self._freed.lost + self._unsent.lost
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def hear(self, name: str, cached_tokens: int, now: float) -> None:
+    def report(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply the engine's report of a prompt's cached tokens, which a caller made here.
 
         Only the first report counts, with the completion, in a repeat of it, or with or after the
-        end (engines that stream tell in their last chunk). It is compared where a selection made a
-        prediction: here, or at the replica that booked the prompt.
+        end (engines that stream report in their last chunk). It is compared where a selection made
+        a prediction: here, or at the replica that booked the prompt.
 
         Raises:
             InvalidField: more than the prompt is long; nothing has changed.
@@ -125,10 +125,10 @@ class CachedTokenReports:
         booking = self._booking(name)
         prompt = self._just_freed(name) if booking is None else _prompt_of(booking)
         if prompt is None:
-            is_told = self._may_be_known_elsewhere(name)
-            if is_told:
-                self._tell(name, cached_tokens)
-            self._count("told_replicas" if is_told else "elsewhere")  # if anywhere
+            is_sent = self._may_be_known_elsewhere(name)
+            if is_sent:
+                self._send(name, cached_tokens)
+            self._count("told_replicas" if is_sent else "elsewhere")  # if anywhere
             return
         isl_tokens = prompt.isl_tokens
         if isl_tokens and cached_tokens > isl_tokens:
@@ -142,11 +142,11 @@ class CachedTokenReports:
         if is_elsewhere or (is_estimated and outcome != "repeated"):
             name = prompt.reservation_id
             if self._may_be_known_elsewhere(name):
-                self._tell(name, cached_tokens)
+                self._send(name, cached_tokens)
                 outcome = "told_replicas" if is_elsewhere else outcome
         self._count(outcome)
 
-    def heard(self, name: str, cached_tokens: int, now: float) -> None:
+    def apply(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply a report that a caller made at a replica, if it concerns us."""
         booking = self._booking(name)
         prompt = self._just_freed(name) if booking is None else _prompt_of(booking)
@@ -196,28 +196,28 @@ class CachedTokenReports:
 
     # -- replicas ----------------------------------------------------------------------------------
 
-    def _tell(self, name: str, cached_tokens: int) -> None:
-        """Have the replicas told of a report; at the bound one that waits is given up."""
-        holder, lost = prefix_in(name), self._untold.lost
-        if self._untold.has(holder, name):
+    def _send(self, name: str, cached_tokens: int) -> None:
+        """Have a report sent to the replicas; at the bound one that waits is given up."""
+        holder, lost = prefix_in(name), self._unsent.lost
+        if self._unsent.has(holder, name):
             return  # the first one counts
-        self._untold.put(holder, name, cached_tokens)
-        if self._untold.lost > lost:
+        self._unsent.put(holder, name, cached_tokens)
+        if self._unsent.lost > lost:
             self._count("left_out")
 
-    def untold(self, limit: int) -> list[tuple[str, int]]:
-        """Take up to `limit` reports that replicas are to be told: (id, cached tokens)."""
-        some = self._untold.items()[:limit] if self._untold else []
+    def take_unsent(self, limit: int) -> list[tuple[str, int]]:
+        """Take up to `limit` reports to be sent to the replicas: (id, cached tokens)."""
+        some = self._unsent.items()[:limit] if self._unsent else []
         for name, _ in some:
-            self._untold.pop(prefix_in(name), name)
+            self._unsent.pop(prefix_in(name), name)
         return some
 
     # -- ends --------------------------------------------------------------------------------------
 
     def note_ended(self, booking: LiveReservation, now: float) -> None:
-        """Remember a reservation that ends before its engine has been heard, however it ends.
+        """Remember a reservation that ends before its engine has reported, however it ends.
 
-        As long as its id is remembered: after that nobody can tell anything of it. Without a
+        As long as its id is remembered: after that nobody can report anything of it. Without a
         prediction there is nothing to compare, and what an earlier reservation of that id predicted
         counts no more.
         """
@@ -309,7 +309,7 @@ def _computes(reservation: LedgerReservation) -> bool:
 def _predicted(booking: LiveReservation) -> int | None:
     """Return the cached tokens predicted by a selection here; None: there was no prediction.
 
-    Without blocks that it was to pull from another rank: whether it did, its events do not tell.
+    Without blocks that it was to pull from another rank: whether it did, its events do not show.
     For a distrusted rank this is what its index says, not what was credited: otherwise it could
     never show that it is accurate again.
     """

@@ -18,7 +18,7 @@ from select_service.core.decisions.record import (
     SEEN,
     SIZE,
     DecisionRecord,
-    Odds,
+    UnusualFacts,
 )
 from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.ledger.freed_ids import key_of
@@ -58,7 +58,7 @@ EXPLAINED_BYTES_MAX: Final = 4 << 20
 """Bytes they may take together: a client may name a booking with a megabyte."""
 
 _CHAR_BYTES: Final = 4  # maximum, in a text that is not all ASCII
-_ODDS_BYTES: Final = 512
+_UNUSUAL_BYTES: Final = 512
 _SIGHTING_BYTES: Final = 768  # two tuples of numbers; the weights are shared
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
@@ -158,7 +158,7 @@ class DecisionLog:
         rows: Rows | None,
         slot: int,
         now: float,
-        odds: Odds | None = None,
+        unusual: UnusualFacts | None = None,
         cache_hit: CacheHit | None = None,
         weights: Weights | None = None,
     ) -> DecisionRecord | None:
@@ -168,15 +168,15 @@ class DecisionLog:
         Without `weights`, those of the ticket were used.
         """
         if self._recorder is not None:
-            self._recorder.decision(ticket, seen, rows, slot, now, odds)
+            self._recorder.decision(ticket, seen, rows, slot, now, unusual)
         partition, more = ticket.partition, 0
-        if odds is None and (
+        if unusual is None and (
             rows is not partition.fleet_slots.everyone
             or ticket.request.routing_constraints is not UNSET
         ):
-            odds = odds_of(ticket)
-        if odds is not None:
-            more = _size_of(odds, rows, seen[0])
+            unusual = unusual_facts_of(ticket)
+        if unusual is not None:
+            more = _size_of(unusual, rows, seen[0])
         fleet_snapshot = partition.fleet_snapshot
         if fleet_snapshot is None or now >= fleet_snapshot.until:
             fleet_snapshot = self._look_at(partition, now)
@@ -185,7 +185,7 @@ class DecisionLog:
             weights = ticket.weights
         ring = self._rings.of(partition.scope.tenant_id)
         return ring.keep(
-            ticket, seen, rows, slot, now, odds, cache_hit, weights, fleet_snapshot.told, more
+            ticket, seen, rows, slot, now, unusual, cache_hit, weights, fleet_snapshot.latest, more
         )
 
     def note_explained(self, ticket: Ticket, record: DecisionRecord) -> None:
@@ -214,29 +214,33 @@ class DecisionLog:
         self, ticket: Ticket, seen: Seen, match: PairMatch, now: float
     ) -> DecisionRecord | None:
         """Record the booking of a pair, or of the one rank that is cheaper."""
-        plan, odds = match.plan, odds_of(ticket)
-        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.fleet_slots.roles
+        plan, unusual = match.plan, unusual_facts_of(ticket)
+        unusual.plan, unusual.legs, unusual.roles = (
+            plan,
+            match.legs,
+            ticket.partition.fleet_slots.roles,
+        )
         if match.placement is not None:
             slot = match.placement.slot
         else:
             assert plan.couple is not None
             slot = plan.couple.decode_slot
-        return self.keep(ticket, seen, plan.whole, slot, now, odds, None, plan.weights)
+        return self.keep(ticket, seen, plan.whole, slot, now, unusual, None, plan.weights)
 
     def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> DecisionRecord | None:
         """Record a refusal before pricing, if it is a decision."""
         gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
         if gate is None and refusal.status not in _REFUSED:
             return None
-        odds = odds_of(ticket)
-        odds.refusal = DecisionRefusal(
+        unusual = unusual_facts_of(ticket)
+        unusual.refusal = DecisionRefusal(
             code=refusal.code,
             error=str(refusal),
             gate=gate,
             reason=None if gate is None else refusal.code,
         )
         seen = ticket.partition.ledger.loads.pack(), None, None, None
-        return self.keep(ticket, seen, None, -1, now, odds)
+        return self.keep(ticket, seen, None, -1, now, unusual)
 
     # -- fleet --------------------------------------------------------------------------------
 
@@ -353,11 +357,11 @@ _DIGITS_MAX: Final = 19  # of a 64-bit number
 _NUMBERS_END: Final = 1 << 63
 
 
-def odds_of(ticket: Ticket) -> Odds:
+def unusual_facts_of(ticket: Ticket) -> UnusualFacts:
     """Return the unusual facts about a request and the current state."""
     request, admission = ticket.request, ticket.partition.admission
     constraints = request.routing_constraints
-    odds = Odds(
+    unusual = UnusualFacts(
         request.pinned_worker,
         request.allowed_worker_ids,
         None if constraints is UNSET else constraints,
@@ -367,26 +371,31 @@ def odds_of(ticket: Ticket) -> Odds:
         ejected=ticket.partition.outliers.ejected or None,
     )
     if admission is not None and (admission.busy.slots or admission.caps.slots):
-        odds.busy, odds.full = frozenset(admission.busy.slots), frozenset(admission.caps.slots)
-    return odds
+        unusual.busy, unusual.full = (
+            frozenset(admission.busy.slots),
+            frozenset(admission.caps.slots),
+        )
+    return unusual
 
 
-def _size_of(odds: Odds, rows: Rows | None, loads: bytes) -> int:
+def _size_of(unusual: UnusualFacts, rows: Rows | None, loads: bytes) -> int:
     """Return the approximate bytes of unusual facts."""
-    size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full) + len(odds.ejected or ()))
+    size = _UNUSUAL_BYTES + 32 * (
+        len(unusual.busy) + len(unusual.full) + len(unusual.ejected or ())
+    )
     if rows is not None and not isinstance(rows, slice):
         size += rows.nbytes
-    if odds.allowed is not None:
-        size += 48 * len(odds.allowed)
-    if odds.refusal is not None:
-        size += _text_bytes(odds.refusal.error)
-    constraints = odds.constraints
+    if unusual.allowed is not None:
+        size += 48 * len(unusual.allowed)
+    if unusual.refusal is not None:
+        size += _text_bytes(unusual.refusal.error)
+    constraints = unusual.constraints
     if constraints is not None:
         size += sum(map(_text_bytes, constraints.required_taints))
         size += sum(map(_text_bytes, constraints.preferred_taints))
-    if odds.shadow is not None:
+    if unusual.shadow is not None:
         size += _SIGHTING_BYTES
-    if odds.plan is not None:
+    if unusual.plan is not None:
         size += _PLAN_BYTES_PER_RANK * ranks_in(loads)
     return size
 
@@ -420,17 +429,17 @@ def only_scope(
 
 def outcome_of(record: DecisionRecord) -> Outcome:
     """Return how a decision ended."""
-    if record.odds is not None and record.odds.refusal is not None:
+    if record.unusual is not None and record.unusual.refusal is not None:
         return "refused"
     return "placed" if record.slot >= 0 else "cache_threshold"
 
 
 def chosen_workers(record: DecisionRecord) -> list[int]:
     """Return the workers a decision chose: none, one, or both of a pair."""
-    slots, odds, fleet_slots = [record.slot], record.odds, record.fleet_slots
-    if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
-        assert odds.plan.couple is not None
-        slots.append(odds.plan.couple.prefill_slot)
+    slots, unusual, fleet_slots = [record.slot], record.unusual, record.fleet_slots
+    if unusual is not None and unusual.plan is not None and unusual.plan.mode == "disaggregated":
+        assert unusual.plan.couple is not None
+        slots.append(unusual.plan.couple.prefill_slot)
     return [fleet_slots.rank_states[fleet_slots.at[slot]].worker_id for slot in slots if slot >= 0]
 
 

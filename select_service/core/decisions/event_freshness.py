@@ -21,7 +21,7 @@ LOST_SHARE: Final = 0.05
 
 
 class Verdict(NamedTuple):
-    """What follows from the state of a stream for the ranks that it tells of."""
+    """What follows from the state of a stream for the ranks whose events it carries."""
 
     factor: float
     stale: tuple[Reason, ...]
@@ -42,7 +42,7 @@ class StreamWatch:
         gap_since: When the open gap was noticed.
         lag_s: How late its events are; None: unknown.
         cut_since: When the connection to the publisher was lost.
-        is_mute: Whether it has never told of anything.
+        is_mute: Whether it has never carried any event.
         silent_since: When it was noticed that it has not although the rank has computed prompts.
     """
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
+    from select_service.core.decisions.record import Absent, DecisionRecord, RankState, UnusualFacts
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.core.fleet.outliers import EjectionReason
     from select_service.types.decisions import Excluded
@@ -71,19 +71,19 @@ class ExplainedRecord:
         self._stamps = np.frombuffer(record.fleet_snapshot[2]).tolist()
         self._pair = None
         in_play = terms.considered
-        odds = record.odds
-        if odds is not None and odds.plan is not None:
+        unusual = record.unusual
+        if unusual is not None and unusual.plan is not None:
             self._pair = PairTerms(record, terms)
             in_play = terms.considered | self._pair.is_leg
         self._in_play = in_play
         self._allowed = None
-        if odds is not None and odds.allowed is not None:
-            self._allowed = frozenset(odds.allowed)
+        if unusual is not None and unusual.allowed is not None:
+            self._allowed = frozenset(unusual.allowed)
         self._ejected: Mapping[int, EjectionReason] = {}
-        if odds is not None and odds.ejected is not None:
+        if unusual is not None and unusual.ejected is not None:
             playing = {record.fleet_slots.rank_states[at].slot for at in np.flatnonzero(in_play)}
-            if not playing & odds.ejected.keys():  # else all candidates were suspected: none was
-                self._ejected = odds.ejected
+            if not playing & unusual.ejected.keys():  # else all candidates were suspected: none was
+                self._ejected = unusual.ejected
 
     def __len__(self) -> int:
         """The number of candidates."""
@@ -92,8 +92,8 @@ class ExplainedRecord:
     def decision(self) -> Decision:
         """Return everything but the candidates; some 20 µs, and 0.1 µs per rank."""
         record, scope = self._record, self._record.fleet_slots.scope
-        odds = record.odds
-        told = Decision(
+        unusual = record.unusual
+        decision = Decision(
             decision_id=decision_id(record),
             selection_id=record.selection_id,
             reservation_id=record.reservation_id,
@@ -103,7 +103,7 @@ class ExplainedRecord:
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
             outcome=outcome_of(record),
-            refusal=None if odds is None else odds.refusal,
+            refusal=None if unusual is None else unusual.refusal,
             prompt=_prompt(record),
             weights=DecisionWeights(
                 **record.weights._asdict(), kv_transfer_cost_per_block=self._transfer_cost
@@ -112,34 +112,34 @@ class ExplainedRecord:
             chosen=None if record.slot < 0 else self._chosen(),
         )
         if self._pair is not None:
-            told.pair = self._pair.pair()
-        if odds is not None and odds.shadow is not None:
-            told.shadow = _shadow(odds.shadow, record)
+            decision.pair = self._pair.pair()
+        if unusual is not None and unusual.shadow is not None:
+            decision.shadow = _shadow(unusual.shadow, record)
         if record.slot >= 0:
-            self._predict(told)
+            self._predict(decision)
         if self._is_withdrawn:
-            told.withdrawn = True
-        return told
+            decision.withdrawn = True
+        return decision
 
-    def _predict(self, told: Decision) -> None:
+    def _predict(self, decision: Decision) -> None:
         """Say what was to be expected of the chosen rank; of a pair, of each leg its part."""
-        at, odds = self._record.fleet_slots.at, self._record.odds
+        at, unusual = self._record.fleet_slots.at, self._record.unusual
         computes = self._record.slot
         if self._pair is not None and self._pair.is_pair:
-            assert odds is not None
-            assert odds.plan is not None
-            assert odds.plan.couple is not None
-            computes = odds.plan.couple.prefill_slot
+            assert unusual is not None
+            assert unusual.plan is not None
+            assert unusual.plan.couple is not None
+            computes = unusual.plan.couple.prefill_slot
         ttft_ms = _known(self._terms.ttft_ms.item(at[computes]))
         itl_ms = _known(self._terms.itl_ms.item(at[self._record.slot]))
-        told.predicted_ttft_ms = UNSET if ttft_ms is None else ttft_ms
-        told.predicted_itl_ms = UNSET if itl_ms is None else itl_ms
+        decision.predicted_ttft_ms = UNSET if ttft_ms is None else ttft_ms
+        decision.predicted_itl_ms = UNSET if itl_ms is None else itl_ms
 
     def whole(self) -> Decision:
         """Return the decision with all candidates at once; a µs per candidate."""
-        told = self.decision()
-        told.candidates = self.candidates(0, len(self))
-        return told
+        decision = self.decision()
+        decision.candidates = self.candidates(0, len(self))
+        return decision
 
     def _chosen(self) -> Chosen:
         record, terms = self._record, self._terms
@@ -181,9 +181,9 @@ class ExplainedRecord:
         """Return some of the ranks: the attached ones by worker and rank, then the absent ones."""
         fleet_slots = self._record.fleet_slots
         attached = len(fleet_slots.rank_states)
-        told = self._attached(slice(min(start, attached), min(stop, attached)))
+        candidates = self._attached(slice(min(start, attached), min(stop, attached)))
         absent = fleet_slots.absent[max(0, start - attached) : max(0, stop - attached)]
-        return told + [_absent(one) for one in absent]
+        return candidates + [_absent(one) for one in absent]
 
     def _attached(self, some: slice[int, int, None]) -> list[Candidate]:
         terms, rank_states = self._terms, self._record.fleet_slots.rank_states[some]
@@ -220,8 +220,8 @@ class ExplainedRecord:
             columns += [column[some].tolist() for column in ours]
         else:
             columns += [[None] * count] * 6
-        if terms.is_priced and terms.unheard is not None:
-            columns.append(terms.unheard[some].tolist())
+        if terms.is_priced and terms.queue_age_s is not None:
+            columns.append(terms.queue_age_s[some].tolist())
             columns.append(list(map(int, terms.ahead[some].tolist())))
             columns.append(priced.worked[some].tolist())
             columns.append(list(map(int, priced.requests[some].tolist())))
@@ -244,17 +244,17 @@ class ExplainedRecord:
 
     def _excluded(self, rank: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""
-        odds = self._record.odds
-        assert odds is not None, "all are considered otherwise"
-        pinned = odds.pinned
+        unusual = self._record.unusual
+        assert unusual is not None, "all are considered otherwise"
+        pinned = unusual.pinned
         if self._allowed is not None and rank.worker_id not in self._allowed:
             return "not_allowed"
         if pinned is not None and (pinned.worker_id, pinned.dp_rank) != rank[1:3]:
             return "pinned_elsewhere"
-        if odds.constraints and not rank.taints.issuperset(odds.constraints.required_taints):
+        if unusual.constraints and not rank.taints.issuperset(unusual.constraints.required_taints):
             return "taint"
         holds_to_cache = self._record.cache_hit is not None
-        return _unfit(odds, rank, self._ejected, holds_to_cache=holds_to_cache)
+        return _unfit(unusual, rank, self._ejected, holds_to_cache=holds_to_cache)
 
     def _index(self, position: int) -> DecisionIndex:
         states = self._record.fleet_snapshot[1]
@@ -297,26 +297,26 @@ def _shadow_choice(side: Side, record: DecisionRecord) -> DecisionShadowChoice:
 
 
 def _unfit(
-    odds: Odds,
+    unusual: UnusualFacts,
     rank: RankState,
     ejected: Mapping[int, EjectionReason],
     *,
     holds_to_cache: bool,
 ) -> Excluded:
     """Return why a rank that meets all constraints was no candidate."""
-    if not odds.is_pair and not (
+    if not unusual.is_pair and not (
         rank.role == "aggregated" or (rank.role == "decode" and holds_to_cache)
     ):
         return "role"
     if rank.slot in ejected:
         return ejected[rank.slot]
-    if rank.slot in odds.full or rank.slot in odds.busy:
-        return "full" if rank.slot in odds.full else "busy"
-    if odds.refusal is not None:
+    if rank.slot in unusual.full or rank.slot in unusual.busy:
+        return "full" if rank.slot in unusual.full else "busy"
+    if unusual.refusal is not None:
         return "refused"
-    if (odds.in_batch or odds.in_session) and not holds_to_cache:
-        return "batch" if odds.in_batch else "session"
-    return "role" if odds.is_pair else "cache_hit"
+    if (unusual.in_batch or unusual.in_session) and not holds_to_cache:
+        return "batch" if unusual.in_batch else "session"
+    return "role" if unusual.is_pair else "cache_hit"
 
 
 _NOT_PRICED: Final = (None,) * 13
@@ -334,7 +334,7 @@ def _absent(one: Absent) -> Candidate:
 
 
 def _route(record: DecisionRecord) -> Literal["select", "select_and_reserve", "select_pair"]:
-    if record.odds is not None and record.odds.is_pair:
+    if record.unusual is not None and record.unusual.is_pair:
         return "select_pair"
     return "select" if record.reservation_id is None else "select_and_reserve"
 

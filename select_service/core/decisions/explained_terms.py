@@ -41,7 +41,7 @@ class RankTerms:
         factors: Of preferred taints, on each cost; None: none were preferred.
         ttft_ms: Predicted time to the first token; nan: not measured.
         itl_ms: Predicted time between tokens, likewise.
-        unheard: Seconds since each queue was known; None: queues were not recorded.
+        queue_age_s: Seconds since each queue was known; None: queues were not recorded.
         ahead: Tokens of each queue that may have been computed since.
         terms: Everything else.
         cost: With preferences.
@@ -51,7 +51,7 @@ class RankTerms:
         """Compute the terms; some 50 µs, plus a µs for every ten differing sets of taints."""
         slots = record.fleet_slots.slots
         self._record, self._loads = record, unpacked(record.seen[0])
-        self.is_priced = record.odds is None or record.odds.refusal is None
+        self.is_priced = record.unusual is None or record.unusual.refusal is None
         self.considered = _considered(record, len(self._loads.prefill))[slots]
         self.terms = self.among(self.considered)
         self.factors = _factors(record)
@@ -59,11 +59,11 @@ class RankTerms:
         if self.factors is not None:
             self.cost = self.cost * self.factors
         self.ttft_ms, self.itl_ms = self._predicted()
-        self.unheard: Floats | None = None
+        self.queue_age_s: Floats | None = None
         self.ahead: Floats = np.zeros(len(slots))
-        if self._loads.heard is not None and self._loads.ahead is not None:
-            heard, self.ahead = self._loads.heard[slots], self._loads.ahead[slots]
-            self.unheard = np.where(self.ahead > 0.0, record.at - heard, 0.0)
+        if self._loads.queue_updated_at is not None and self._loads.ahead is not None:
+            updated_at, self.ahead = self._loads.queue_updated_at[slots], self._loads.ahead[slots]
+            self.queue_age_s = np.where(self.ahead > 0.0, record.at - updated_at, 0.0)
 
     def _predicted(self) -> tuple[Floats, Floats]:
         """Predict as `reservations/predictions.py`, with the speeds of the fleet's snapshot."""
@@ -115,17 +115,17 @@ def kv_source_at(record: DecisionRecord, slot: int, blocks: float) -> KvSource |
 def _considered(record: DecisionRecord, rows: int) -> NDArray[np.bool_]:
     """Return the candidates, by slot."""
     mask = np.zeros(rows, dtype=np.bool_)
-    if record.rows is not None and not (record.odds is not None and record.odds.is_threshold):
+    if record.rows is not None and not (record.unusual is not None and record.unusual.is_threshold):
         mask[record.rows] = True
     return mask
 
 
 def _factors(record: DecisionRecord) -> Floats | None:
     """Return the factor of preferred taints on each cost; None: none are preferred."""
-    odds = record.odds
-    if odds is None or odds.pinned is not None or odds.constraints is None:
+    unusual = record.unusual
+    if unusual is None or unusual.pinned is not None or unusual.constraints is None:
         return None
-    preferred = odds.constraints.preferred_taints
+    preferred = unusual.constraints.preferred_taints
     if not preferred:
         return None
     return preferences(preferred, [rank.taints for rank in record.fleet_slots.rank_states])
@@ -135,13 +135,13 @@ class PairTerms:
     """The legs of one record, as columns by rank; nan where a rank cannot be that leg."""
 
     def __init__(self, record: DecisionRecord, terms: RankTerms) -> None:
-        odds = record.odds
-        assert odds is not None
-        assert odds.plan is not None
-        assert odds.legs is not None
-        self._record, self._plan = record, odds.plan
-        self._prefill = self._positions(odds.legs.prefill)
-        self._decode = self._positions(odds.legs.decode)
+        unusual = record.unusual
+        assert unusual is not None
+        assert unusual.plan is not None
+        assert unusual.legs is not None
+        self._record, self._plan = record, unusual.plan
+        self._prefill = self._positions(unusual.legs.prefill)
+        self._decode = self._positions(unusual.legs.decode)
         count = len(record.fleet_slots.rank_states)
         self._computing: Floats = np.full(count, np.nan)
         self._decoding: Floats = np.full(count, np.nan)
@@ -154,7 +154,7 @@ class PairTerms:
             mask[prefill] = True
             computing = terms.among(mask).prefill_cost
             self._computing[prefill] = (computing * factors)[prefill]
-        couple = odds.plan.couple
+        couple = unusual.plan.couple
         if couple is not None:
             decoding = decode_cost(priced, record.weights)
             self._decoding[decode] = self._moved(decoding, factors, couple)[decode]
@@ -177,13 +177,13 @@ class PairTerms:
 
     def _moved(self, decoding: Floats, factors: Floats, couple: WorkerPair) -> Floats:
         """Return decode costs as seen from the prefill rank; infinite: no transfer is possible."""
-        odds = self._record.odds
-        assert odds is not None
-        assert odds.roles is not None
-        assert odds.legs is not None
+        unusual = self._record.unusual
+        assert unusual is not None
+        assert unusual.roles is not None
+        assert unusual.legs is not None
         slots = self._record.fleet_slots.slots
-        for positions, transfer in odds.roles.transfers(odds.legs.prefill):
-            if couple.prefill_slot in odds.legs.prefill[positions]:
+        for positions, transfer in unusual.roles.transfers(unusual.legs.prefill):
+            if couple.prefill_slot in unusual.legs.prefill[positions]:
                 costs = (decoding + moving_cost(self._to_move, slots, transfer)) * factors
                 return permitted(costs, slots, transfer)
         raise AssertionError("its prefill rank is none of the candidates")

@@ -64,7 +64,7 @@ class FleetSnapshot:
     Attributes:
         until: what was noted is valid until then.
         everyone: the rows of all candidates at that time.
-        told: the fleet; by rank, stream states, wall times and speeds.
+        latest: the fleet; by rank, stream states, wall times and speeds.
         size: its new bytes: the first record that has them is charged with them.
     """
 
@@ -89,7 +89,7 @@ class FleetSnapshot:
         self._fresh = 0  # ranks and absent ranks no record was charged with yet
         here = [worker.worker_id for worker in catalog if worker.scope == scope]
         self._noted = dict.fromkeys([*here, *fleet_slots.workers])  # the latest last
-        self.told = RankStates(scope, block_size, (), ()), b"", b"", b""
+        self.latest = RankStates(scope, block_size, (), ()), b"", b"", b""
         self.everyone: Rows = fleet_slots.everyone
         self.size = 0
         self.until = -inf
@@ -106,7 +106,7 @@ class FleetSnapshot:
     def look(self, now: float) -> None:
         """Rebuild the fleet if it changed, and read the stream states."""
         self.size = _LOOK_BYTES
-        fleet_slots = self._attached_now() if self._noted else self.told[0]
+        fleet_slots = self._attached_now() if self._noted else self.latest[0]
         streams = self._open
         states = bytes([0 if one is None else _state_of(one) for one in streams])
         if self._estimate.in_force:
@@ -119,7 +119,7 @@ class FleetSnapshot:
             row = self._speeds.row
             rows = [row(rank.slot) for rank in fleet_slots.rank_states]
             speeds = array("d", chain.from_iterable(rows)).tobytes()
-        self.told = fleet_slots, states, array("d", stamps).tobytes(), speeds
+        self.latest = fleet_slots, states, array("d", stamps).tobytes(), speeds
         self.everyone = self._fleet_slots.everyone
         self.size += 9 * len(states) + len(speeds)
         self.until = now + STREAMS_S

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
     from select_service.core.decisions.fleet_snapshot import FleetSnapshot
-    from select_service.core.decisions.record import DecisionRecord, Look, Odds
+    from select_service.core.decisions.record import DecisionRecord, Look, UnusualFacts
     from select_service.core.pricing.placement import Placement, Seen
     from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit
@@ -70,7 +70,7 @@ class RecordRing:
         rows: Rows | None,
         slot: int,
         now: float,
-        odds: Odds | None,
+        unusual: UnusualFacts | None,
         cache_hit: CacheHit | None,
         weights: Weights,
         fleet_snapshot: Look,
@@ -101,8 +101,8 @@ class RecordRing:
         # fmt: off
         record: DecisionRecord = (  # type: ignore[assignment]
             self.next, now, ticket.since, fleet_snapshot, rows, seen, block_hashes, prompt.blocks,
-            prompt.isl_tokens, weights, slot, selection_id, reservation_id, odds, ask, ticket.said,
-            cache_hit, size,
+            prompt.isl_tokens, weights, slot, selection_id, reservation_id, unusual, ask,
+            ticket.said, cache_hit, size,
         )
         # fmt: on
         if self._count_max:
@@ -140,7 +140,7 @@ class RecordRing:
         ):
             return False
         slot, weights = placement.slot, placement.weights
-        self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, fleet_snapshot.told, 0)
+        self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, fleet_snapshot.latest, 0)
         return True
 
     def _drop_oldest(self) -> None:

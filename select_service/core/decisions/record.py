@@ -93,7 +93,7 @@ ESTIMATED: Final = 8
 """Added to the state of a rank whose matches an estimate made."""
 
 
-class Odds(Struct, gc=False):
+class UnusualFacts(Struct, gc=False):
     """The facts that few decisions have."""
 
     pinned: PinnedWorker | None = None
@@ -137,7 +137,7 @@ class DecisionRecord(NamedTuple):
     slot: int  # chosen; -1: none
     selection_id: str | None
     reservation_id: str | None
-    odds: Odds | None
+    unusual: UnusualFacts | None
     ask: AdmissionRequest | None  # the request as a gate saw it, if there was one
     said: GateDecision | None  # and the gate's decision
     cache_hit: CacheHit | None  # its hit rate and threshold, if one was in force

@@ -75,7 +75,7 @@ class RankTrust:
         """Why the factor is below 1."""
         return ("prediction", *self.stale) if self.is_distrusted else self.stale
 
-    def tell(self, predicted: int, actual: int, window: int) -> None:
+    def record(self, predicted: int, actual: int, window: int) -> None:
         """Record one prompt."""
         self.reports += 1
         self.mean_error_tokens += (predicted - actual - self.mean_error_tokens) / min(
@@ -171,7 +171,7 @@ class Trust:
         """
         rank = self._rank(slot)
         window = self._settings.samples
-        rank.tell(predicted, actual, window)
+        rank.record(predicted, actual, window)
         self._has_found |= actual > 0
         if predicted <= 0 or since <= rank.void_before:
             return
@@ -200,7 +200,7 @@ class Trust:
         self._apply(slot, rank, before)
 
     @property
-    def most_tell_the_truth(self) -> bool:
+    def most_are_accurate(self) -> bool:
         """Whether most compared ranks are accurate; otherwise the reports may be at fault."""
         return 2 * self._doubted < self._compared
 

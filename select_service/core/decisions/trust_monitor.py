@@ -2,8 +2,8 @@
 
 `trust_factors.py` does the arithmetic, and `cached_tokens.py` compares predictions. This module
 connects it to event streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping
-looks at a few event streams per turn. The same look tells `fleet/outliers.py` whether a publisher
-can be reached.
+looks at a few event streams per turn. The same look reports to `fleet/outliers.py` whether a
+publisher can be reached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from select_service.core.decisions.event_freshness import FRESH, StreamWatch, Verdict, judge
 from select_service.core.decisions.trust_factors import HOPELESS
-from select_service.core.effects import TrustNews
+from select_service.core.effects import TrustChange
 from select_service.types import (
     IndexFreshness,
     PullSpeedRow,
@@ -80,7 +80,7 @@ class TrustMonitor:
         self._found: dict[tuple[Partition, WorkerRank], Verdict] = {}
         # stale ranks of the last round
         self._stale: dict[tuple[Partition, WorkerRank], Verdict] = {}
-        self._verdicts: list[tuple[Partition, WorkerRank, Verdict]] = []  # still to be told
+        self._verdicts: list[tuple[Partition, WorkerRank, Verdict]] = []  # not applied yet
         self._doubtful: dict[tuple[Partition, int], None] = {}  # still to be handled
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
@@ -201,7 +201,7 @@ class TrustMonitor:
             stream is not None
             and outcome in {"no_replay", "past_gone"}
             and rank.missing_share >= HOPELESS
-            and partition.trust.most_tell_the_truth
+            and partition.trust.most_are_accurate
         ):
             stream.forget_blocks()
             outcome = "forgotten"
@@ -219,22 +219,24 @@ class TrustMonitor:
         asked, self._asked = self._asked, []
         return asked
 
-    def look_at(self, partition: Partition) -> list[TrustNews]:
+    def look_at(self, partition: Partition) -> list[TrustChange]:
         """Return a scope's ranks whose reasons changed; note those in doubt."""
         trust = partition.trust
         if trust.column is not None:
             self._doubtful |= dict.fromkeys((partition, at) for at in trust.distrusted())
         if not trust.changed:
             return []
-        news: list[TrustNews] = []
+        changes: list[TrustChange] = []
         changed, trust.changed = trust.changed, {}
         for slot, before in changed.items():
             known, at = trust.find(slot), partition.index.rank_of(slot)
             if known is not None and at is not None and known.reasons != before:
-                news.append(
-                    TrustNews(at, partition.scope, known.factor, known.reasons, known.missing_share)
+                changes.append(
+                    TrustChange(
+                        at, partition.scope, known.factor, known.reasons, known.missing_share
+                    )
                 )
-        return news
+        return changes
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -291,7 +293,7 @@ class TrustMonitor:
         )
 
     def lag_of(self, stream: EventStream) -> float | None:
-        """Return by how many seconds a stream's events are late; None: its clock does not tell."""
+        """Return by how many seconds a stream's events are late; None: unknown."""
         watch = self._watches.get(stream)
         return None if watch is None else watch.lag_s
 
@@ -356,5 +358,5 @@ def _pulls(partition: Partition) -> list[PullSpeedRow]:
 
 def _known_share(stream: EventStream) -> float:
     """Return the share of a stream's batches that were applied; 1.0 before the first."""
-    heard = stream.tallies.batches
-    return heard / (heard + stream.lost_batches) if stream.lost_batches else 1.0
+    applied = stream.tallies.batches
+    return applied / (applied + stream.lost_batches) if stream.lost_batches else 1.0

@@ -308,7 +308,7 @@ SALT_AMBIGUOUS: Final = Cause(
     "salt-ambiguous",
     "error",
     "Prompts with a cache_salt of 64 hex digits match nothing, because their engine (vLLM 0.17 to "
-    "0.19) writes media items as it writes such a salt: nothing tells the two apart, and it is "
+    "0.19) writes media items as it writes such a salt: nothing distinguishes the two, and it is "
     "taken for a media item. Chat template and tokenizer are not to blame.",
     "Run vLLM 0.20.2 or newer, or use salts that are not 64 hex digits (a letter in front is "
     "enough), here and at the engine.",
@@ -336,8 +336,8 @@ INDEX_UNTRUE: Final = Cause(
 BLOCKS_COUNTED_TWICE: Final = Cause(
     "blocks-counted-twice",
     "warning",
-    "The rank's KV events told of clearly more blocks than it has room for (total_kv_blocks), some "
-    "of them more than once. Its requests probably ask vLLM for full reports "
+    "The rank's KV events announced clearly more blocks than it has room for (total_kv_blocks), "
+    "some of them more than once. Its requests probably ask vLLM for full reports "
     "(kv_cache_report_mode), which announce cached blocks again. What is evicted later stays in "
     "the index.",
     'Register the worker with kv_cache_report_mode "full"; its index is then asked for anew. If '
@@ -379,7 +379,7 @@ REPLICA_SILENT: Final = Cause(
     "it: it is another port, a replica that hangs, or a Dynamo selector that has reserved nothing "
     "yet (it sends no heartbeats).",
     "Put the replica's --replica-sync-port into --replica-sync-peers; restart a replica that "
-    "hangs. A Dynamo selector is heard with its first reservation.",
+    "hangs. A Dynamo selector is known from its first reservation on.",
     30.0,
 )
 REPLICA_BEHIND: Final = Cause(
@@ -401,8 +401,8 @@ REPLICA_WORKERS: Final = Cause(
 REPLICA_NAMESAKE: Final = Cause(
     "replica-namesake",
     "error",
-    "Another process uses this one's router id, so neither hears the other: its --state-dir is a "
-    "copy of this one's.",
+    "Another process uses this one's router id, so neither receives from the other: its "
+    "--state-dir is a copy of this one's.",
     "Start one of the two from an empty --state-dir.",
 )
 UNKNOWN_MODEL: Final = Cause(
@@ -444,7 +444,7 @@ CANARY_REFUSED: Final = Cause(
     "warning",
     "The engine was sent a canary prompt of known tokens (`select-service doctor --probe`, or "
     "--doctor-probe-workers), and returned no completion: nothing is known of how its cache is "
-    "told of.",
+    "published.",
     "Look at what the engine says. It must serve /v1/completions with token ids as the prompt.",
 )
 CANARY_NOT_FOUND: Final = Cause(

@@ -244,16 +244,16 @@ class Examiner:
             yield
 
     def _look_at_copies(self, now: float) -> Iterator[None]:
-        """Tell of ranks whose engine seems to announce again what it holds."""
+        """Name ranks whose engine seems to announce again what it holds."""
         for stream in self._membership.streams():
             rank = stream.rank
             worker = self._catalog.find(rank.worker_id)
             if worker is not None and not stream.reports_in_full and not stream.closed:
                 index = self._membership.partitions[stream.scope].index
-                told = copies_beyond_room(index, rank, worker.spec.total_kv_blocks)
-                if told is not None:
+                copies = copies_beyond_room(index, rank, worker.spec.total_kv_blocks)
+                if copies is not None:
                     subject = _subject(stream.scope, rank)
-                    self.suspicions.suspect(causes.BLOCKS_COUNTED_TWICE, subject, told, now)
+                    self.suspicions.suspect(causes.BLOCKS_COUNTED_TWICE, subject, copies, now)
             yield
 
     # -- prompts -----------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Examiner:
             yield
 
     def _look_at_trust(self, now: float) -> Iterator[None]:
-        """What engines say of their prompts is judged elsewhere; here it is told."""
+        """What engines say of their prompts is judged elsewhere; here it is reported."""
         for scope, partition in [*self._membership.partitions.items()]:
             for slot in partition.trust.distrusted():
                 rank, at = partition.trust.find(slot), partition.index.rank_of(slot)
@@ -319,7 +319,7 @@ class Examiner:
             partition = None if worker is None else self._membership.partitions.get(worker.scope)
             if worker is None or partition is None or partition.admission is None:
                 continue
-            what = f"it last told of its load {now - report.at:.0f} s ago"
+            what = f"it last reported its load {now - report.at:.0f} s ago"
             subject = _subject(worker.scope, WorkerRank(worker_id, dp_rank))
             self.suspicions.suspect(causes.REPORTS_STALE, subject, what, now)
             yield

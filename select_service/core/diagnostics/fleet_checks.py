@@ -34,8 +34,8 @@ EARLY_MIN: Final = 3
 SET_S: Final = 5.0
 """From one examination to the next clocks drift by far less; NTP sets what is off by more."""
 
-SET_TOLD_S: Final = 120.0
-"""For how long it is told that the clock was set."""
+CLOCK_SET_SHOWN_S: Final = 120.0
+"""For how long it is reported that the clock was set."""
 
 COPIES_ROOM_FACTOR: Final = 1.25
 """As many times as many blocks as a rank has room for are no removals under way."""
@@ -91,14 +91,14 @@ def look_at_worker(worker: Worker) -> Suspect | None:
 
 
 def copies_beyond_room(index: KvIndex, rank: WorkerRank, room: int | None) -> str | None:
-    """Say that a rank's events told of more blocks than it has room for, some more than once."""
+    """Say that a rank's events announced more blocks than it has room for, some more than once."""
     if not room or index.slot_of(rank) is None:
         return None
     holder = index.holder(rank)
-    told, held = holder.references(Tier.DEVICE), holder.blocks[Tier.DEVICE]
-    if told <= COPIES_ROOM_FACTOR * room or told == held:
+    announced, held = holder.references(Tier.DEVICE), holder.blocks[Tier.DEVICE]
+    if announced <= COPIES_ROOM_FACTOR * room or announced == held:
         return None
-    return f"{told} blocks, {told - held} of them again, where it has room for {room}"
+    return f"{announced} blocks, {announced - held} of them again, where it has room for {room}"
 
 
 def look_at_kernels() -> Iterator[Suspect]:
@@ -112,7 +112,7 @@ def look_at_kernels() -> Iterator[Suspect]:
 def look_at_replicas(
     peers: Sequence[PeerLink], statuses: Sequence[ReplicaStatus], timeout_s: float
 ) -> Iterator[Suspect]:
-    """Name replicas that are not heard, or cannot be followed."""
+    """Name replicas that nothing is received from, or cannot be followed."""
     # the reference's replicas speak only when something happens
     terse = {one.peer for one in statuses if one.state == "foreign"}
     for peer in peers:
@@ -153,15 +153,15 @@ class WallClock:
     def __init__(self) -> None:
         self._ahead: float | None = None  # of the monotonic clock, at the last look
         self._set_by = 0.0
-        self._told_until = 0.0
+        self._shown_until = 0.0
 
     def look(self, now: float, ahead: float) -> Iterator[Suspect]:
         """Name that it was set, some while long; `ahead` of the monotonic one it is now."""
         step = 0.0 if self._ahead is None else ahead - self._ahead
         self._ahead = ahead
         if abs(step) >= SET_S:
-            self._set_by, self._told_until = step, now + SET_TOLD_S
-        if now < self._told_until:
+            self._set_by, self._shown_until = step, now + CLOCK_SET_SHOWN_S
+        if now < self._shown_until:
             how = "forward" if self._set_by > 0.0 else "back"
             said = f"our wall clock went {how} by {abs(self._set_by):.0f} s"
             yield causes.CLOCK_SET, Subject(), said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW_S: Final = 60.0
-"""Growth is told over the last one to two of these; what went well again is forgotten by then."""
+"""Growth is reported over the last one or two of these; what went well again is forgotten then."""
 
 
 class CounterGrowth:
@@ -14,7 +14,7 @@ class CounterGrowth:
     __slots__ = ("_older", "_rotated_at", "_younger")
 
     def __init__(self, counts: tuple[int, ...], now: float) -> None:
-        """Start to watch: what was counted before is no news."""
+        """Start to watch: what was counted before is not new."""
         self._older = self._younger = counts
         self._rotated_at = now
 

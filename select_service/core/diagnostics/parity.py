@@ -1,4 +1,4 @@
-"""Canary prompts: does an engine tell of a known prompt under the names that this service gives it?
+"""Canary prompts: does an engine publish a known prompt under the names that this service gives it?
 
 Pure. `canary_tokens` makes a prompt that was never sent before; the sender of it to an engine
 finds in the index which rank holds it; `judge` names what differs. One block under the right name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from select_service.core.diagnostics.causes import Cause
 
 CANARIES_MAX: Final = 4
-"""Prompts sent to a rank that does not tell of the first one: by then the service's own checks of
+"""Prompts sent to a rank that does not publish the first one: by then the service's own checks of
 its stream say why."""
 
 _BLOCKS: Final = 3
@@ -77,9 +77,9 @@ def judge(outcome: CanaryOutcome) -> Suspect | None:
     if outcome.holders:
         worker_id, rank = outcome.holders[0]
         if worker_id == outcome.worker_id:
-            what = f"a prompt that was sent to rank {outcome.dp_rank} is told of by rank {rank}"
+            what = f"a prompt that was sent to rank {outcome.dp_rank} is announced by rank {rank}"
             return _suspect(outcome, causes.RANK_OFFSET, what)
-        what = f"a prompt that was sent to its endpoint is told of by worker {worker_id}"
+        what = f"a prompt that was sent to its endpoint is announced by worker {worker_id}"
         return _suspect(outcome, causes.ENDPOINT_SHARED, what)
     cause, what = _UNTOLD[outcome.kind]
     return _suspect(outcome, cause, what)

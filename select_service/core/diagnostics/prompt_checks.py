@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from select_service.core.diagnostics.prompt_sample import PromptSample
 
 SETTLE_S: Final = 30.0
-"""An engine has told of a prompt by then: it waited, computed, and its step was published."""
+"""An engine has published a prompt by then: it waited, computed, and its step was published."""
 
 SEEN_MAX: Final = 8192
 """Beginnings of prompts remembered, of scopes and of ranks; some 250 bytes each."""
@@ -93,7 +93,7 @@ class PromptChecks:
         self._awaited: TenantMemory[tuple[Owner, bytes], PromptSample] = TenantMemory(
             shares, "doctor_prompts_awaited", lambda: AWAITED_MAX
         )
-        """The last prompts that missed, looked for until the engine must have told of them."""
+        """The last prompts that missed, looked for until the engine must have published them."""
 
     def judge(self, sample: PromptSample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
         """Look whether what a prompt needs is there, if it has been asked for before."""
@@ -124,7 +124,7 @@ class PromptChecks:
         stored: Mapping[Owner, int],
         now: float,
     ) -> Iterator[None]:
-        """Note a hit for what engines have told of; it may be evicted before it recurs."""
+        """Note a hit for what engines have published; it may be evicted before it recurs."""
         for key, sample in self._awaited.items():
             owner, beginning = key
             tenant = sample.scope.tenant_id
@@ -196,10 +196,10 @@ class PromptChecks:
                     if is_past_missing(owner)
                     else _guessed(index, misses)
                 )
-            yield owner, cause, _told(misses)
+            yield owner, cause, _described(misses)
 
     def _misses(self, owner: Owner, stored: int, now: float) -> list[PromptSample]:
-        """The prompts of an owner that matches nothing although it tells of blocks; else none."""
+        """The prompts of an owner that matches nothing although it publishes blocks; else none."""
         tenant = _scope_of(owner).tenant_id
         verdicts = self._verdicts.get(tenant, owner)
         if verdicts is None:
@@ -284,6 +284,6 @@ def _guessed(index: KvIndex, misses: list[PromptSample]) -> Cause:
     return causes.HASH_MISMATCH
 
 
-def _told(misses: list[PromptSample]) -> str:
+def _described(misses: list[PromptSample]) -> str:
     different = len({one.beginning for one in misses})
     return f"{len(misses)} prompts came again ({different} different ones), and none matched"

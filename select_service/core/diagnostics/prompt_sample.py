@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.types import SelectRequest
 
 BEGINNING_TOKENS: Final = 16
-"""What of a prompt tells it from others; the first token alone is the same for all."""
+"""What of a prompt distinguishes it from others; the first token alone is the same for all."""
 
 Form = Literal["tokens", "media", "hashes"]
 
@@ -41,7 +41,7 @@ class PromptSample(Struct, frozen=True, gc=False):
     form: Form
     namespace: Namespace  # the request's; with hashes: unknown, and the base
     tokens: list[int]  # of that beginning and one more; only for prompts that came as tokens
-    end: bytes = b""  # hash of its last block, to tell chains of blocks apart
+    end: bytes = b""  # hash of its last block, to distinguish chains of blocks
 
 
 class PromptSampler:

@@ -1,8 +1,8 @@
 """Ranks that do not get what was reserved for them: the caller does not pass the rank on.
 
-A prompt of which the reserved rank had nothing is looked for once its engine must have told of it.
-If the rank does not hold it and another one of the same worker does, it went astray. Engines with
-several data-parallel ranks behind one address balance by themselves what names no rank.
+A prompt of which the reserved rank had nothing is looked for once its engine must have published
+it. If the rank does not hold it and another one of the same worker does, it went astray. Engines
+with several data-parallel ranks behind one address balance by themselves what names no rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.diagnostics.prompt_sample import PromptSample
 
 SETTLE_S: Final = 30.0
-"""An engine has told of a prompt by then."""
+"""An engine has published a prompt by then."""
 
 AWAITED_MAX: Final = 256
 """Prompts looked for at a time, some 5 µs each."""

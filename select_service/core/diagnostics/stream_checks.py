@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from select_service.core.diagnostics.causes import Cause
 
 SILENCE_S: Final = 30.0
-"""How long a worker may take to tell of prompts it was given: to queue and to compute them."""
+"""How long a worker may take to publish prompts it was given: to queue and to compute them."""
 
 ASKS_MIN: Final = 3
-"""Prompts a worker that never said a word must have been given until that is odd."""
+"""Prompts a worker that never published anything must have been given until that is odd."""
 
 SILENCE_AGAIN_S: Final = 120.0
-"""The same of one that has spoken before: a very long prompt may be all it computes."""
+"""The same of one that has published before: a very long prompt may be all it computes."""
 
 ASKS_AGAIN_MIN: Final = 5
-"""The same of one that has spoken before: some of its prompts may have been cached after all."""
+"""The same of one that has published before: some of its prompts may have been cached after all."""
 
 ASKS_PAST_MIN: Final = 20
-"""The same where what it cached before it was listened to was never told: it may hold all that
+"""The same where what it cached before it was listened to was never published: it may hold all that
 comes again."""
 
 EVENTS_MIN: Final = 4
@@ -98,7 +98,7 @@ class StreamChecks:
         self._prompts: set[bytes] = set()
         self._asked_since = 0.0
         self._requests = requests  # earlier ones may be of another life, and fully computed
-        self._heard_at: float | None = None
+        self._last_event_at: float | None = None
         self._link_since = now
         self._usable = FailureRun()
         self._readable = FailureRun()
@@ -110,13 +110,13 @@ class StreamChecks:
         self._replayed = self._skewed = self._skews = 0
 
     def asked(self, at: float, prompt: bytes | None = None) -> None:
-        """The rank was given a prompt with blocks it has to compute, and so to tell of.
+        """The rank was given a prompt with blocks it has to compute, and so to publish.
 
-        `prompt` tells it from others; None: it was booked, and no request asks in vain for
+        `prompt` distinguishes it from others; None: it was booked, and no request asks in vain for
         that.
         """
-        heard_at = self.stream.last_event_at
-        if at > self._link_since and (heard_at is None or at > heard_at):
+        last_event_at = self.stream.last_event_at
+        if at > self._link_since and (last_event_at is None or at > last_event_at):
             if not self._asks:
                 self._asked_since = at
             if len(self._prompts) < ASKS_MIN:
@@ -144,18 +144,18 @@ class StreamChecks:
     # -- do they come? -----------------------------------------------------------------------------
 
     def _follow_silence(self, look: Look) -> None:
-        heard_at = self.stream.last_event_at
-        if heard_at != self._heard_at or look.link.since != self._link_since:
-            self._heard_at, self._link_since, self._asks = heard_at, look.link.since, 0
+        last_event_at = self.stream.last_event_at
+        if last_event_at != self._last_event_at or look.link.since != self._link_since:
+            self._last_event_at, self._link_since, self._asks = last_event_at, look.link.since, 0
             self._prompts.clear()
         came, self._requests = look.requests - self._requests, look.requests
-        if heard_at is None and not look.holds_anything:  # then every prompt is new to it
+        if last_event_at is None and not look.holds_anything:  # then every prompt is new to it
             for _ in range(min(came, ASKS_MIN)):
                 self.asked(look.now)
 
     def _silence(self, look: Look) -> Suspect | None:
         enough, long_s = ASKS_MIN, SILENCE_S
-        if self._heard_at is not None:
+        if self._last_event_at is not None:
             enough, long_s = ASKS_AGAIN_MIN, SILENCE_AGAIN_S
             if look.is_past_missing:
                 enough = ASKS_PAST_MIN
@@ -165,7 +165,7 @@ class StreamChecks:
             return None
         if look.link.load_reports and not self.stream.tallies.messages:
             return causes.WRONG_TOPIC, "only reports of load arrive, no events"
-        if self.stream.tallies.messages and self._heard_at is None:
+        if self.stream.tallies.messages and self._last_event_at is None:
             return None  # something comes, but no events: see below
         for_s = look.now - self._asked_since
         return causes.NO_EVENTS, f"no event for {for_s:.0f} s although it was given prompts"
@@ -185,10 +185,10 @@ class StreamChecks:
         outcome = max(refused, key=refused.__getitem__)
         if outcome == "other_block_size":
             said = f"of {tallies.other_block_size} tokens, its record of {self.stream.block_size}"
-            yield causes.BLOCK_SIZE_MISMATCH, f"its events tell of blocks {said}"
+            yield causes.BLOCK_SIZE_MISMATCH, f"its events announce blocks {said}"
         elif outcome == OTHER_PAIRING:
             said = "single tokens, its record has" if self.stream.is_eagle else "pairs, it has no"
-            yield causes.EAGLE_MISMATCH, f"its events tell of {said} is_eagle"
+            yield causes.EAGLE_MISMATCH, f"its events announce {said} is_eagle"
         else:
             said = f"{run} store events, none could be indexed (mostly {outcome})"
             yield causes.EVENTS_NOT_INDEXED, said
@@ -244,16 +244,16 @@ class StreamChecks:
         if ended.get("wrong_rank") and not self.stream.has_replay:
             yield causes.REPLAY_WRONG_RANK, "its replay endpoint answered for another rank"
         if ended.get("other_engine") and not self.stream.has_replay:
-            what = "it repeated another batch under the number of one that was heard"
+            what = "it repeated another batch under the number of one that was received"
             yield causes.REPLAY_OF_ANOTHER, what
 
     def _past(self, look: Look) -> Iterator[Suspect]:
         """Name a past that replays bring only a part of; without any, prompts will show it."""
         unknown = self.stream.unknown_batches
-        told = unknown + self.stream.tallies.batches
+        known = unknown + self.stream.tallies.batches
         is_asked = look.replay_endpoint is not None and self.stream.has_replay
-        if is_asked and look.is_past_missing and unknown > UNKNOWN_SHARE * told:
-            what = f"{unknown} of {told} batches are older than what its replays begin with"
+        if is_asked and look.is_past_missing and unknown > UNKNOWN_SHARE * known:
+            what = f"{unknown} of {known} batches are older than what its replays begin with"
             yield causes.PAST_EVENTS_MISSING, what
 
     def _loss(self, look: Look) -> Iterator[Suspect]:
@@ -284,13 +284,13 @@ class StreamChecks:
 
     def _skew(self, look: Look) -> Iterator[Suspect]:
         stream, tallies = self.stream, self.stream.tallies
-        made_at, heard_at = stream.last_batch_ts, stream.last_event_at
+        made_at, last_event_at = stream.last_batch_ts, stream.last_event_at
         if tallies.replayed_batches != self._replayed or stream.is_replaying:
             self._replayed, self._skewed = tallies.replayed_batches, tallies.batches
             return  # a replayed batch is not late
-        if made_at is None or heard_at is None:
+        if made_at is None or last_event_at is None:
             return
-        skew_s = look.wall_now - (look.now - heard_at) - made_at
+        skew_s = look.wall_now - (look.now - last_event_at) - made_at
         if tallies.batches != self._skewed:  # there are new batches to judge by
             self._skewed = tallies.batches
             self._skews = self._skews + 1 if abs(skew_s) >= SKEW_S else 0

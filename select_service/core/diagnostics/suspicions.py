@@ -46,7 +46,7 @@ class Suspicions:
         self._findings_max = findings_max
         self._before: dict[tuple[str, Subject], _Suspicion] = {}
         self._now: dict[tuple[str, Subject], _Suspicion] = {}
-        self._told: dict[str, dict[Subject, _Suspicion]] = {}  # by code
+        self._findings: dict[str, dict[Subject, _Suspicion]] = {}  # by code
         self.left_out = 0  # findings not reported, ever
 
     def begin(self) -> None:
@@ -61,33 +61,33 @@ class Suspicions:
 
     def conclude(self, now: float) -> Generator[None, None, list[FindingChange]]:
         """End a round, with a pause after each suspicion; return what has come and gone by it."""
-        told: dict[str, dict[Subject, _Suspicion]] = {}
+        findings: dict[str, dict[Subject, _Suspicion]] = {}
         changes: list[FindingChange] = []
         for one in self._now.values():
             code, subject = one.cause.code, one.subject
             if now - one.since >= one.cause.after_s:
-                told.setdefault(code, {})[subject] = one
-                if subject not in self._told.get(code, ()):
+                findings.setdefault(code, {})[subject] = one
+                if subject not in self._findings.get(code, ()):
                     changes.append(_change(one, is_there=True))
             yield
-        for code, ones in self._told.items():
+        for code, ones in self._findings.items():
             for subject, one in ones.items():
-                if subject not in told.get(code, ()):
+                if subject not in findings.get(code, ()):
                     changes.append(_change(one, is_there=False))
                 yield
-        self._before, self._now, self._told = self._now, {}, told
+        self._before, self._now, self._findings = self._now, {}, findings
         self.left_out += max(0, len(self) - self._findings_max)
         return changes
 
     def __len__(self) -> int:
-        return sum(map(len, self._told.values()))
+        return sum(map(len, self._findings.values()))
 
     def report(self, now: float) -> Report:
         """What the last round has found, the gravest first; of each kind some. O(findings_max)."""
         findings = [
             _finding(one, now)
             for code, places in self._places().items()
-            for one in islice(self._told[code].values(), places)
+            for one in islice(self._findings[code].values(), places)
         ]
         return Report(findings, len(self) - len(findings), self._suspected(now))
 
@@ -96,26 +96,26 @@ class Suspicions:
         young = [
             one
             for (code, subject), one in self._before.items()
-            if subject not in self._told.get(code, ())
+            if subject not in self._findings.get(code, ())
         ]
         young.sort(key=lambda one: _GRAVITY.index(one.cause.severity))
         return [_suspected(one, now) for one in young[: self._findings_max]]
 
     def _places(self) -> dict[str, int]:
-        """How many of each code are told: as evenly as may be, or the commonest hid all others."""
-        waiting = [code for code in _ORDER if self._told.get(code)]
+        """How many of each code are shown: as evenly as may be, or the commonest hid all others."""
+        waiting = [code for code in _ORDER if self._findings.get(code)]
         places = dict.fromkeys(waiting, 0)
         left = self._findings_max
         while waiting and left > 0:
             for code in waiting[:left]:
                 places[code] += 1
             left -= len(waiting)
-            waiting = [code for code in waiting if places[code] < len(self._told[code])]
+            waiting = [code for code in waiting if places[code] < len(self._findings[code])]
         return places
 
     def counts(self) -> dict[str, int]:
         """How many findings of each code there are, also those left out."""
-        return {code: len(self._told.get(code, ())) for code in _ORDER}
+        return {code: len(self._findings.get(code, ())) for code in _ORDER}
 
 
 def _change(one: _Suspicion, *, is_there: bool) -> FindingChange:

@@ -112,7 +112,7 @@ class Worker:
 
     @property
     def reports_in_full(self) -> bool:
-        """Whether its engine also tells which blocks prompts find in its cache."""
+        """Whether its engine also publishes which blocks prompts find in its cache."""
         return self.spec.kv_cache_report_mode == "full"
 
     @property
@@ -158,7 +158,7 @@ def kv_events_of(spec: WorkerSpec, default: KvEventsDefault) -> KvEvents:
 
     Its record decides, and otherwise the default: "none" is for all workers, "predicted" for those
     without an endpoint of KV events. With "engine" these lack one, as in the contract, and with
-    "auto" those of them that do not tell how many blocks an estimate may hold.
+    "auto" those of them that do not report how many blocks an estimate may hold.
     """
     if spec.kv_events is not None:
         return spec.kv_events

@@ -122,7 +122,7 @@ class Roster:
         return plan
 
     def _is_over(self, worker_id: int, since: float, connected: object, now: float) -> bool:
-        """Whether nothing speaks for keeping a worker's state any longer."""
+        """Whether no reason is left to keep a worker's state."""
         away_s = now - since
         if away_s < self._grace_s:
             return False

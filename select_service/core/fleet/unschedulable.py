@@ -30,7 +30,7 @@ class UnschedulableWorkers:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._held: dict[Scope, dict[int, Worker]] = {}
-        self._told: dict[Scope, list[str]] = {}
+        self._reasons: dict[Scope, list[str]] = {}
         """As long as nothing changes: under load a scope without workers is asked for often."""
         self._models: dict[str, str] | None = None
         """Of each tenant the models that it has workers of, likewise."""
@@ -38,7 +38,7 @@ class UnschedulableWorkers:
 
     def _note(self, scope: Scope, worker_id: int) -> None:
         """Follow a change of the catalog."""
-        self._told.pop(scope, None)
+        self._reasons.pop(scope, None)
         self._models = None
         worker = self._catalog.find(worker_id)
         if worker is not None and worker.scope == scope and worker.lifecycle != "schedulable":
@@ -56,17 +56,17 @@ class UnschedulableWorkers:
         """Return why no worker takes the requests of a scope, for people, the most frequent first.
 
         Where none is registered, the tenant's other models are named: of other tenants
-        nothing may be told. O(workers) after a change, else O(1).
+        nothing may be shown. O(workers) after a change, else O(1).
         """
         held = self._held.get(scope)
         if held is None:
             models = self._models_by_tenant().get(scope.tenant_id)
             others = [f"tenant={scope.tenant_id} has workers of {models}"] if models else []
             return [none_registered(scope), *others]
-        told = self._told.get(scope)
-        if told is None:
-            told = self._told[scope] = _counted(held.values())
-        return told
+        reasons = self._reasons.get(scope)
+        if reasons is None:
+            reasons = self._reasons[scope] = _counted(held.values())
+        return reasons
 
     def _models_by_tenant(self) -> dict[str, str]:
         if self._models is None:
@@ -88,7 +88,7 @@ def _counted(workers: Iterable[Worker]) -> list[str]:
     reasons = []
     for (lifecycle, reason), count in found.most_common(REASONS_MAX):
         why = reason.removeprefix(lifecycle).removeprefix(": ")
-        told = f"{lifecycle}: {why}" if why else lifecycle
-        reasons.append(f"{count} worker{'s are' if count > 1 else ' is'} {told}")
+        state = f"{lifecycle}: {why}" if why else lifecycle
+        reasons.append(f"{count} worker{'s are' if count > 1 else ' is'} {state}")
     left = found.total() - sum(count for _, count in found.most_common(REASONS_MAX))
     return [*reasons, f"{left} more, for other reasons"] if left else reasons

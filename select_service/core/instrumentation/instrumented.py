@@ -1,4 +1,4 @@
-"""The observers of a service; `core/observers.py` says what they are told."""
+"""The observers of a service; `core/observers.py` lists what they receive."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.batches.batch_plan import BatchMember, BatchPlan, PlannedRank
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Odds
+    from select_service.core.decisions.record import UnusualFacts
     from select_service.core.fleet.roles import Roles
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Seen
@@ -118,7 +118,7 @@ class Recorder:
         rows: Rows | None,
         slot: int,
         now: float,
-        odds: Odds | None,
+        unusual: UnusualFacts | None,
     ) -> None:
         """Note a decision."""
         partition, request = ticket.partition, ticket.request
@@ -127,8 +127,12 @@ class Recorder:
             self.sink.leave_out()
             return
         couple = thresholds = None
-        if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
-            couple = odds.plan.couple
+        if (
+            unusual is not None
+            and unusual.plan is not None
+            and unusual.plan.mode == "disaggregated"
+        ):
+            couple = unusual.plan.couple
         settings = self.settings
         if settings is not None and (settings.cache_hit_threshold or request.cache_hit_threshold):
             thresholds = (
@@ -153,7 +157,7 @@ class Recorder:
             slot,
             request,
             ticket.reservation_id,
-            odds,
+            unusual,
             couple,
             thresholds,
             self.draws(),

@@ -73,7 +73,7 @@ class CacheEstimate:
     ) -> None:
         """Begin without ranks.
 
-        `limits`, read each time: capacity of ranks that tell none, and the time to live.
+        `limits`, read each time: capacity of ranks that report none, and the time to live.
         `bound` is of the blocks of all partitions together.
         """
         self._limits = limits or CoreLimits()

@@ -3,8 +3,8 @@
 A request is charged when it goes: for the prompt tokens to compute, and for the answer that it
 expects, if it says so. What came instead is known at its end, as far as output blocks were
 reported. The ledger keeps the charge with the reservation. Replicas serve the same pool, so each
-charges what any of them admits, when it hears of it, and corrects it once, whichever of them is
-told of the end; one that comes later starts with what is admitted from then on.
+charges what any of them admits, when it learns of it, and corrects it once, whichever of them
+receives the end; one that comes later starts with what is admitted from then on.
 """
 
 from __future__ import annotations

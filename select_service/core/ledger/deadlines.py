@@ -106,7 +106,7 @@ class Deadlines(Generic[T]):
     def due(self, now: float, limit: int) -> list[T]:
         """Return up to `limit` expired entries, earliest first, looking at no more than `limit`.
 
-        `next() <= now` tells that there are more to look at.
+        `next() <= now` shows that there are more to look at.
         """
         found: list[T] = []
         opened: list[tuple[float, float]] = []  # entries taken out of the heap
@@ -152,7 +152,7 @@ class Deadlines(Generic[T]):
     def earliest(self) -> float:
         """Return the earliest deadline; infinity if there is none.
 
-        O(log n) for each time to live in use, at most: for what callers are told.
+        O(log n) for each time to live in use, at most: for what callers are answered.
         """
         while self._heads and not self._settle_first():
             pass

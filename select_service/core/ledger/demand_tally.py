@@ -112,7 +112,7 @@ class DemandTally:
         self.found_on_departed /= 2
         self.forgotten += self.asked_lately / 2
 
-    def tell_output(self, tokens: int, first_token_at: float, now: float) -> None:
+    def add_output(self, tokens: int, first_token_at: float, now: float) -> None:
         """Count an ended request with output; `first_token_at` is 0 if it was not reported."""
         self.answered += 1
         self.output_tokens += tokens
@@ -135,7 +135,7 @@ class UnservedDemand:
 
     Attributes:
         evicted: scopes that had to leave for others.
-        elsewhere: requests for scopes that have left, or whose names cannot be told.
+        elsewhere: requests for scopes that have left, or whose names cannot be shown.
     """
 
     def __init__(self, limits: CoreLimits) -> None:

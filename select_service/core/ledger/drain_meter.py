@@ -42,15 +42,18 @@ class DrainMeter:
     ) -> None:
         self.work = work
         self._memory_s = memory_s
-        self._said_seconds = PRIOR_WEIGHT_S
+        self._reported_seconds = PRIOR_WEIGHT_S
         self._tokens = PRIOR_WEIGHT_S * prior_tokens_per_s
-        self._busy_since_said = 0.0  # busy seconds since the last report
+        self._busy_since_report = 0.0  # busy seconds since the last report
         self._ended = 0.0
         self._stayed_s = 0.0  # for how long those that ended were in flight
         self._span = 0.0  # seconds with something computing
-        self._seen_computed, self._seen_unheard = work.computed, work.unheard
+        self._seen_computed, self._seen_untimed = work.computed, work.untimed
         self._seen_ended, self._seen_stayed_s = work.ended, work.stayed_s
-        self._seen_said_seconds, self._seen_busy_seconds = work.said_seconds, work.busy_seconds
+        self._seen_reported_seconds, self._seen_busy_seconds = (
+            work.reported_seconds,
+            work.busy_seconds,
+        )
 
     def follow(self) -> None:
         """Add the work done since the last call. O(1).
@@ -80,23 +83,23 @@ class DrainMeter:
         So without reports nothing is learned, and nothing forgotten.
         """
         work = self.work
-        self._busy_since_said += passed
-        said = work.said_seconds - self._seen_said_seconds
-        if said > 0.0:
-            fade = math.exp(-min(self._busy_since_said, said) / self._memory_s)
-            self._busy_since_said = 0.0
-            self._said_seconds = self._said_seconds * fade + said
+        self._busy_since_report += passed
+        new_seconds = work.reported_seconds - self._seen_reported_seconds
+        if new_seconds > 0.0:
+            fade = math.exp(-min(self._busy_since_report, new_seconds) / self._memory_s)
+            self._busy_since_report = 0.0
+            self._reported_seconds = self._reported_seconds * fade + new_seconds
             self._tokens *= fade
-        unheard = work.unheard - self._seen_unheard
-        self._tokens += work.computed - self._seen_computed - unheard
-        self._seen_said_seconds, self._seen_unheard = work.said_seconds, work.unheard
+        untimed = work.untimed - self._seen_untimed
+        self._tokens += work.computed - self._seen_computed - untimed
+        self._seen_reported_seconds, self._seen_untimed = work.reported_seconds, work.untimed
         self._seen_computed = work.computed
 
     @property
     def tokens_per_s(self) -> float:
         """Prefill tokens per second of one computing rank."""
         self.follow()
-        return max(TOKENS_PER_S_MIN, self._tokens / self._said_seconds)
+        return max(TOKENS_PER_S_MIN, self._tokens / self._reported_seconds)
 
     def requests_per_s(self, in_flight: int) -> float:
         """Return how many of so many requests end per second; 0 until one has ended.
@@ -115,7 +118,7 @@ class DrainMeter:
 
 # What a pool has computed and finished so far, and how long that took: growing totals. The time
 # taken comes from the ranks' own reports: each computed prompt counts for the time since its rank's
-# last report, or since it was booked if that was later. The clock alone could not tell a hanging
+# last report, or since it was booked if that was later. The clock alone could not find a hanging
 # rank: a prompt that is never computed, or never reported, would keep a rank computing on paper,
 # and make all others look slow.
 
@@ -138,12 +141,12 @@ class WorkDone:
         self.ended = 0
         """Requests."""
         self.stayed_s = 0.0
-        """For how long ended requests were in flight, together, as far as `at` tells."""
+        """For how long ended requests were in flight, together, as far as `at` shows."""
         self.computing = 0
         """Ranks that have something to compute."""
-        self.said_seconds = 0.0
+        self.reported_seconds = 0.0
         """Rank-seconds that computed prompts took."""
-        self.unheard = 0
+        self.untimed = 0
         """The part of `computed`, in tokens, whose duration is unknown."""
         self.resumed_at = -math.inf
         """When prompts from before a restart were booked again; when these were begun is
@@ -151,7 +154,7 @@ class WorkDone:
         self.stirred: list[float] = []
         """When a request with a computed prompt last ended on a slot: an engine without room for
         another prompt spends its time on those it has, and a hanging engine ends nothing."""
-        self._spoke: list[float] = []
+        self._reported_at: list[float] = []
         """When a rank with something to compute last reported a computed prompt, or got its first
         one."""
         self._unsure: set[int] = set()
@@ -161,8 +164,8 @@ class WorkDone:
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
-        missing = [0.0] * (capacity - len(self._spoke))
-        self._spoke += missing
+        missing = [0.0] * (capacity - len(self._reported_at))
+        self._reported_at += missing
         self.stirred += missing
 
     def starts(self, slot: int) -> None:
@@ -170,27 +173,27 @@ class WorkDone:
         if not self.computing:
             self._span_marks -= self.at
         self.computing += 1
-        self._spoke[slot] = self.at
+        self._reported_at[slot] = self.at
 
-    def hear(self, slot: int, tokens: int, booked_at: float) -> None:
+    def note_computed(self, slot: int, tokens: int, booked_at: float) -> None:
         """Note a computed prompt: it took the time since the last report, or since it was booked.
 
         A prompt booked later overtook something that was not reported: before it the rank may have
         been idle. After a long silence in which a prompt was given up it is unknown what the rank
         did, and likewise how much was left of work begun before a restart.
         """
-        since, at = self._spoke[slot], self.at
-        self._spoke[slot] = at
+        since, at = self._reported_at[slot], self.at
+        self._reported_at[slot] = at
         self.computed += tokens
         if slot in self._unsure:
             self._unsure.discard(slot)
             if at - since > SILENCE_S:
-                self.unheard += tokens
+                self.untimed += tokens
                 return
         if booked_at <= self.resumed_at:
-            self.unheard += tokens
+            self.untimed += tokens
             return
-        self.said_seconds += at - max(since, booked_at)
+        self.reported_seconds += at - max(since, booked_at)
 
     def doubt(self, slot: int) -> None:
         """Note that a prompt was given up, on which the rank may have spent its time."""
@@ -218,14 +221,14 @@ class WorkDone:
         been begun. `tokens_per_s` is the speed of a rank.
         """
         allowed = np.maximum(SILENCE_S, ahead * (SLOWER_MAX / tokens_per_s))
-        quiet = now - np.maximum(self._spoke, self.stirred) > allowed
+        quiet = now - np.maximum(self._reported_at, self.stirred) > allowed
         return int(np.count_nonzero(quiet & (prefill > 0.0)))
 
     def check(self, prefill_left: list[int]) -> None:
         """Assert the invariants, given the tokens left by slot."""
         assert self.computing == sum(tokens > 0 for tokens in prefill_left)
-        assert 0 <= self.unheard <= self.computed
-        assert self.said_seconds >= 0.0
+        assert 0 <= self.untimed <= self.computed
+        assert self.reported_seconds >= 0.0
         for slot, tokens in enumerate(prefill_left):
-            assert self._spoke[slot] <= self.at
+            assert self._reported_at[slot] <= self.at
             assert tokens or slot not in self._unsure

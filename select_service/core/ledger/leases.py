@@ -60,7 +60,7 @@ def opening_revision(born: int, *latest: int) -> int:
 
 def next_revision(revision: int) -> int:
     """Return the revision of a changed time to live; see `LeaseState`."""
-    return min(revision + 1, U64_MASK)  # replicas cannot be told of more
+    return min(revision + 1, U64_MASK)  # replicas cannot be sent more
 
 
 class Leases:
@@ -265,7 +265,7 @@ class Leases:
     ) -> None:
         """Note the claims of replicas that a reservation under it took over, the last one last.
 
-        The owner of that one told us of those before; `is_silent` says whether it has left.
+        The owner of that one sent us those before; `is_silent` says whether it has left.
         """
         if adopts:
             most = self._limits.replica_publishers_max

@@ -21,7 +21,7 @@ from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.first_tokens import learn_prefill
 from select_service.core.ledger.output_blocks import OutputBlocks
 from select_service.core.ledger.rank_speeds import BEGINS_WITHIN, BLOCKS_EVERY_S
-from select_service.core.ledger.reservation import LedgerReservation, OutputTold
+from select_service.core.ledger.reservation import LedgerReservation, OutputReport
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
@@ -164,14 +164,14 @@ class Ledger:
         reservation: LedgerReservation,
         now: float,
         *,
-        is_news: bool = True,
+        is_measured: bool = True,
         cached_tokens: int | None = None,
     ) -> None:
         """The prompt is computed: its tokens leave P, its blocks stay. Idempotent.
 
-        With `is_news` false it was computed before it was booked here, according to the disk or a
-        replica, and does not count towards the measured speed of ranks. `cached_tokens`, if its
-        engine told them, are those that need not be computed.
+        With `is_measured` false it was computed before it was booked here, according to the disk or
+        a replica, and does not count towards the measured speed of ranks. `cached_tokens`, if its
+        engine reported them, are those that need not be computed.
         """
         generation = reservation.generation
         assert generation.is_open
@@ -189,7 +189,7 @@ class Ledger:
             by_slot = loads.prefill_left
             left, head = by_slot[slot], 0
             if tokens:
-                if is_news:
+                if is_measured:
                     learn_prefill(loads, reservation, now, cached_tokens)
                 left -= tokens
                 by_slot[slot] = left
@@ -241,19 +241,21 @@ class Ledger:
         else:
             self._outputs.fade(reservation, count, decay_fraction)
         self._grew(reservation)
-        outputs, told = reservation.output_blocks, reservation.output_told
-        if told is None:
-            reservation.output_told = OutputTold(now, outputs, now, outputs)
-        elif now - told.at >= BLOCKS_EVERY_S:  # else of one burst: its first call was for all
+        outputs, last = reservation.output_blocks, reservation.output_report
+        if last is None:
+            reservation.output_report = OutputReport(now, outputs, now, outputs)
+        elif now - last.at >= BLOCKS_EVERY_S:  # else of one burst: its first call was for all
             slot, loads = reservation.slot, self.loads
-            if outputs > told.outputs:
-                seconds = (now - told.at) / (outputs - told.outputs)
+            if outputs > last.outputs:
+                seconds = (now - last.at) / (outputs - last.outputs)
                 believed = loads.speeds.decoded(slot, loads.context.item(slot), seconds, now)
                 if believed is not None:
-                    since = now - BEGINS_WITHIN * (now - told.at)
+                    since = now - BEGINS_WITHIN * (now - last.at)
                     blocks = reservation.generation.attended_blocks(self.sequence_blocks, since)
                     loads.speeds.blocks.add(float(blocks), believed)
-            reservation.output_told = OutputTold(told.first_at, told.first_outputs, now, outputs)
+            reservation.output_report = OutputReport(
+                last.first_at, last.first_outputs, now, outputs
+            )
 
     def resume_outputs(
         self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
@@ -361,7 +363,7 @@ class Ledger:
     def expired(self, now: float, limit: int) -> list[LedgerReservation]:
         """Return live reservations whose deadline has passed.
 
-        Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there are more to
+        Looks at no more than `limit` deadlines; `next_expiry() <= now` shows that there are more to
         look at. Frees nothing: a reservation is returned again until it is freed.
         """
         due = self._deadlines.due(now, limit)

@@ -28,7 +28,7 @@ live requests, ..."""
 
 PACE: Final = Layout("=d")
 """... then the tokens a rank computes per second, and zeros up to a multiple of four numbers: the
-length tells which form it is. Recordings of before have neither requests nor zeros."""
+length shows which form it is. Recordings of before have neither requests nor zeros."""
 
 _FORM: Final = 4
 _OF_PLAIN: Final = 2  # what remains of 4 columns and 2 totals
@@ -45,19 +45,19 @@ class PackedLoads(NamedTuple):
     context: Floats  # blocks, fixed weights of requests, and waits; `SlotLoads.context`
     prefilling: float  # requests of all slots whose prefill is not complete
     turnover: float  # tokens, of all slots; `RecentActivity.turnover`
-    heard: Floats | None = None  # monotonic seconds; None: no queues included
+    queue_updated_at: Floats | None = None  # monotonic seconds; None: no queues included
     ahead: Floats | None = None  # tokens that a rank may have computed since
     pace: float = 0.0  # tokens per second of one rank
     requests: Floats | Slots | None = None  # live ones; None: not included
 
 
-def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
+def worked_off(updated_at: Floats, ahead: Floats, pace: float, now: float) -> Floats:
     """Return the tokens of each queue that count as computed before a rank has reported it.
 
     A rank reports a prompt when all of it is computed, and several at the end of a step; until then
-    its queue stands still. (now - heard) · pace tokens of it are gone, and at most `ahead`.
+    its queue stands still. (now - updated_at) · pace tokens of it are gone, and at most `ahead`.
     """
-    worked: Floats = np.minimum(np.maximum((now - heard) * pace, 0.0), ahead)
+    worked: Floats = np.minimum(np.maximum((now - updated_at) * pace, 0.0), ahead)
     return worked
 
 
@@ -108,7 +108,7 @@ def unpacked(packed: bytes) -> PackedLoads:
     queues = np.frombuffer(packed, count=more * ranks, offset=end).reshape(more, ranks)
     (pace,) = PACE.unpack_from(packed, end + more * ranks * _VALUE)
     requests = queues[2] if more == QUEUE_COLUMNS else None
-    return loads._replace(heard=queues[0], ahead=queues[1], pace=pace, requests=requests)
+    return loads._replace(queue_updated_at=queues[0], ahead=queues[1], pace=pace, requests=requests)
 
 
 # Which slots may have become busy or full, or free again, since the last check. Only more load can

@@ -28,7 +28,7 @@ class LoadRows:
         context: Floats,
         requests: Slots,
         computing: Slots,
-        heard: Floats,
+        queue_updated_at: Floats,
         ahead: Floats,
         step: Floats,
         max_num_seqs: Slots,
@@ -38,7 +38,7 @@ class LoadRows:
         self._prefill, self._decode = prefill.data, decode.data
         self._churn, self._context = churn.data, _floats(context)
         self._requests, self._computing = requests.data, computing.data
-        self._heard, self._ahead = _floats(heard), _floats(ahead)
+        self._queue_updated_at, self._ahead = _floats(queue_updated_at), _floats(ahead)
         self._step = _floats(step)
         self._max_num_seqs, self._wait = max_num_seqs.data, _floats(wait)
 
@@ -47,7 +47,7 @@ class LoadRows:
 
         `pace` None: without queues.
         """
-        told: list[memoryview[int] | memoryview[float] | bytes] = [
+        columns: list[memoryview[int] | memoryview[float] | bytes] = [
             self._prefill,
             self._decode,
             self._churn,
@@ -56,9 +56,9 @@ class LoadRows:
         ]
         if pace is not None:
             requests = np.array(self._requests, dtype=np.float64).data
-            told += self._heard, self._ahead, requests, PACE.pack(pace)
-            told.append(bytes(8 * padding(len(self._requests))))
-        return b"".join(told)
+            columns += self._queue_updated_at, self._ahead, requests, PACE.pack(pace)
+            columns.append(bytes(8 * padding(len(self._requests))))
+        return b"".join(columns)
 
     def book(
         self,
@@ -76,7 +76,7 @@ class LoadRows:
         own.
         """
         if not self._prefill[slot]:  # the queue was empty: it starts now
-            self._heard[slot], self._ahead[slot] = now, float(left)
+            self._queue_updated_at[slot], self._ahead[slot] = now, float(left)
         self._prefill[slot] = left
         self._churn[slot] += tokens
         self._requests[slot] = requests
@@ -93,7 +93,7 @@ class LoadRows:
         """
         self._prefill[slot] = left
         self._computing[slot] -= 1
-        self._heard[slot] = now
+        self._queue_updated_at[slot] = now
         step = self._step[slot]
         most = math.ceil(head / step) * step if head > step > 0.0 else step
         self._ahead[slot] = most if most < left else left  # noqa: FURB136 - min() is slow

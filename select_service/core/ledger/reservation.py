@@ -32,7 +32,7 @@ class SlotGeneration:
         self.number = number
         self.reservations: dict[str, LedgerReservation] = {}
         self.queue: OrderedDict[str, int] = OrderedDict()
-        """Tokens still to be computed, by id in order of arrival, which tells whose turn it is; see
+        """Tokens still to be computed, by id in order of arrival, which shows whose turn it is; see
         `SlotLoads.follows_queues`."""
         self.is_open = True
 
@@ -107,7 +107,7 @@ class Lease:
         return sum(count for generation, count in self.by_generation.items() if generation.is_open)
 
 
-class OutputTold(Struct, frozen=True, gc=False):
+class OutputReport(Struct, frozen=True, gc=False):
     """When output blocks of one reservation were reported, and how many there were by then."""
 
     first_at: float
@@ -143,7 +143,9 @@ class LedgerReservation(Struct, eq=False):
     faded_outputs: int = 0  # output blocks of weight output_fraction
     output_fraction: float = 1.0
     first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
-    output_told: OutputTold | None = None  # when its output blocks were reported to this process
+    output_report: OutputReport | None = (
+        None  # when its output blocks were reported to this process
+    )
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     pulled: PulledBlocks | None = None  # blocks of the prompt that come from another rank
@@ -158,7 +160,7 @@ class LedgerReservation(Struct, eq=False):
     session_id: str | None = None  # where sessions are kept
     session_version: int = 0  # of the session's rank when it was booked, see `sessions.py`
     expected_output_tokens: int | None = None
-    charge: Charge | None = None  # by the policy that counted its admission; told of its end
+    charge: Charge | None = None  # by the policy that counted its admission; corrected at its end
     charged: ChargedRequest | None = None  # to its tenant, by replicas, too
     track_prefill_tokens: bool = True
     fingerprint: bytes | None = None  # of the request, to recognise a repeat
@@ -179,7 +181,7 @@ class LedgerReservation(Struct, eq=False):
 
     @property
     def reported_blocks(self) -> int:
-        """The same, with those that replicas told of and that are not counted here yet."""
+        """The same, with those that replicas reported and that are not counted here yet."""
         claim, booked = self.claim, self.output_blocks
         return booked if claim is None else max(booked, claim.output_blocks)
 

@@ -43,7 +43,7 @@ class LiveReservation(Struct, eq=False):
     """None: learned from a replica; see `replication/first_answers.py`."""
     is_own: bool = False  # as of when it was added: the owner may change later
     number: int = 0  # bookings added up to it, itself included
-    is_compared: bool = False  # an engine has told how much of its prompt was cached
+    is_compared: bool = False  # an engine has reported how much of its prompt was cached
     holders: int = 1  # answers given or about to be given for it; without any it is withdrawn
     hold: Hold | None = None  # of the batch that made it
     older: LiveReservation | None = None  # bookings made with the same selection_id
@@ -63,7 +63,9 @@ class ReservationIds:
         """By the id they will book."""
         self.freed = FreedIds(freed_ids_max, shares or Shares())
         """Ids that ended lately."""
-        self.added = 0  # bookings ever added: tells an older one from a younger one of its id
+        self.added = (
+            0  # bookings ever added: distinguishes an older one from a younger one of its id
+        )
         self.own = 0  # live bookings that were made here
         self.tenants: Bound | None = None
         """What each tenant holds of them, once tenants have parts; see `follow_tenants`."""
@@ -249,7 +251,7 @@ class ReservationIds:
         del self.pairs[pair]
         is_ours = booking.reservation.origin == "local"
         if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
-            # otherwise there may be a leg that we have yet to hear of
+            # otherwise there may be a leg that we have yet to learn of
             self.remember(pair, now)
 
     def _part_from_namesakes(self, booking: LiveReservation, second: str) -> None:

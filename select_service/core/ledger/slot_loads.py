@@ -73,7 +73,7 @@ class SlotLoads:
         """Weight in the context of waiting until one more request has ended."""
         self.churn: Floats = np.zeros(0)
         """Prefill tokens booked lately, decayed by `recent`: what entered a cache."""
-        self.heard: Floats = np.zeros(0)
+        self.queue_updated_at: Floats = np.zeros(0)
         """When P was last known to be accurate, in monotonic seconds: when a request came to an
         empty queue, and whenever a prompt is reported as computed."""
         self.ahead: Floats = np.zeros(0)
@@ -103,7 +103,7 @@ class SlotLoads:
         self.decode = np.concatenate([self.decode, zeros])
         self.churn = np.concatenate([self.churn, zeros])
         self.context = np.concatenate([self.context, zeros])
-        self.heard = np.concatenate([self.heard, zeros])
+        self.queue_updated_at = np.concatenate([self.queue_updated_at, zeros])
         self.ahead = np.concatenate([self.ahead, zeros])
         self.wait = np.concatenate([self.wait, zeros])
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
@@ -118,7 +118,7 @@ class SlotLoads:
         """Rebuild `rows` for new columns."""
         columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
         self.rows = LoadRows(
-            *columns, self.heard, self.ahead, self.step, self.max_num_seqs, self.wait
+            *columns, self.queue_updated_at, self.ahead, self.step, self.max_num_seqs, self.wait
         )
         """Single-row updates, for the steps that every request takes."""
         self.packed = b""
@@ -236,13 +236,13 @@ class SlotLoads:
         loads = b"".join(column.tobytes() for column in columns)
         loads += TOTALS.pack(self.prefilling, self.recent.turnover)
         if self.follows_queues:
-            loads += self.heard.tobytes() + self.ahead.tobytes()
+            loads += self.queue_updated_at.tobytes() + self.ahead.tobytes()
             loads += self.requests.astype(np.float64).tobytes() + PACE.pack(self.recent.pace)
             loads += bytes(8 * padding(len(self.requests)))
         assert self.pack() == loads, "a true copy"
         assert (self.ahead >= 0.0).all()
         assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
-        assert (self.heard <= self.work.at).all()
+        assert (self.queue_updated_at <= self.work.at).all()
         assert (self.churn >= 0.0).all()
         assert self.prefilling == self.computing.sum()
         assert self.prefill.tolist() == [float(left) for left in self.prefill_left]

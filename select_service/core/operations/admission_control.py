@@ -133,7 +133,7 @@ class AdmissionControl:
     ) -> tuple[WorkerMetricsAnswer, Effects]:
         """Apply a worker's report of its ranks' load.
 
-        `is_relayed`: replicas do not hear it from the worker, so they are told.
+        `is_relayed`: the worker does not send it to the replicas, so we do.
 
         Raises:
             WorkerNotFound: no such worker.

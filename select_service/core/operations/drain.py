@@ -59,7 +59,7 @@ class Drain:
         self._counters.drains_begun += before is None
         reason = (before or "") if request.reason is None else request.reason
         effects = Effects()
-        return self._told(self._set(worker, reason, worker.unready, now, effects)), effects
+        return self._status_of(self._set(worker, reason, worker.unready, now, effects)), effects
 
     def undrain(self, worker_id: int, now: float) -> tuple[DrainStatus, Effects]:
         """Let a worker be chosen again, as far as its source agrees. Repeatable.
@@ -70,7 +70,7 @@ class Drain:
         worker = self._catalog.get(worker_id)
         self._counters.drains_undone += worker.operator_drain is not None
         effects = Effects()
-        return self._told(self._set(worker, None, worker.unready, now, effects)), effects
+        return self._status_of(self._set(worker, None, worker.unready, now, effects)), effects
 
     def hold_back(self, worker_id: int, source: str, why: str | None, now: float) -> Effects:
         """Note that a source says why a worker takes no new work; None: it takes work again.
@@ -100,9 +100,9 @@ class Drain:
         Raises:
             WorkerNotFound: no such id.
         """
-        return self._told(self._catalog.get(worker_id))
+        return self._status_of(self._catalog.get(worker_id))
 
-    def _told(self, worker: Worker) -> DrainStatus:
+    def _status_of(self, worker: Worker) -> DrainStatus:
         requests = prefill = blocks = 0
         partition = self._partitions.get(worker.scope)
         if partition is not None:

@@ -96,7 +96,7 @@ def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
     legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
     if legs.can_pair and partition.fleet_slots.roles.may_move(
         legs
-    ):  # else they only tell why no pair is possible
+    ):  # else they only explain why no pair is possible
         legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])
     return legs
 

@@ -37,8 +37,8 @@ class Queries:
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """Return the load of every rank, by scope."""
-        told = map(self.load_of, self.load_scopes(model_name, tenant_id))
-        return [one for one in told if one is not None]
+        loads = map(self.load_of, self.load_scopes(model_name, tenant_id))
+        return [one for one in loads if one is not None]
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
         """Return the load of every rank of a scope; None if the scope no longer exists."""

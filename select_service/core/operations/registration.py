@@ -173,9 +173,9 @@ class Registration:
             self._lifecycle.sweep(partition, self._limits.dropped_per_turn_max, now)
         if new is not None:
             self._replicas.resolver.worker_came(new.scope, new.worker_id)
-        self._tell_gates(old, new, effects, now)
+        self._update_gates(old, new, effects, now)
 
-    def _tell_gates(
+    def _update_gates(
         self, old: Worker | None, new: Worker | None, effects: Effects, now: float
     ) -> None:
         """Open a gate if there is reason to, and let in requests that waited for such a worker."""

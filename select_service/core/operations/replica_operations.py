@@ -36,7 +36,7 @@ class ReplicaOperations:
         """Set where our snapshot can be fetched; heartbeats carry it."""
         self._replicas.http_port, self._replicas.url = http_port, url
 
-    def heard(
+    def receive(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> Effects:
         """Apply one decoded message from this peer endpoint.

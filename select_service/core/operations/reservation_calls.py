@@ -233,7 +233,7 @@ class ReservationCalls:
             ReservationNotFound: nothing live has that id.
         """
         if cached_tokens is not None:
-            self._cached_tokens.hear(name, cached_tokens, now)
+            self._cached_tokens.report(name, cached_tokens, now)
         if self._outliers.ranks:
             self._note_life(name)
         lifecycle = self._lifecycle
@@ -292,7 +292,7 @@ class ReservationCalls:
         if outcome is not None and outcome not in OUTCOMES:  # embedding calls without a codec
             raise InvalidField(f"outcome must be one of {_OUTCOMES}", field="outcome")
         if cached_tokens is not None:
-            self._cached_tokens.hear(name, cached_tokens, now)
+            self._cached_tokens.report(name, cached_tokens, now)
         if outcome is not None or self._outliers.ranks:
             self._note_outcome(name, outcome, now)
         of_pair, is_computed = None, outcome in {None, "completed"}
@@ -332,7 +332,7 @@ class ReservationCalls:
         return legs if one is None else [one]
 
     def withdraw(self, name: str, added: int, now: float) -> Effects:
-        """Note that an answer which tells of a booking could not be given; perhaps end that.
+        """Note that the answer to a booking could not be given; perhaps end that.
 
         It stays if another answer for it was or may yet be given (to a repeat of the request), if a
         lifecycle call has come for it (its caller knows the id), and under a lease, whose owner

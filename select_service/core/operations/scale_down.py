@@ -49,7 +49,7 @@ class _Seen(NamedTuple):
 class _CandidateWorker(NamedTuple):
     """A worker that may go: what the answer says of it, and what its loss would cost."""
 
-    told: ScaleDownCandidate
+    answer: ScaleDownCandidate
     load: float
     block_worth: float  # tokens lost with one of its blocks
     # its share of the KV blocks of the scope's workers in question, if all report theirs
@@ -104,18 +104,20 @@ class ScaleDown:
             seen.append(_Seen(partition, owners, held))
         for one in seen:
             yield from _sit(one, role, candidate_workers)
-        candidate_workers.sort(key=lambda candidate_worker: candidate_worker.told.worker_id)
+        candidate_workers.sort(key=lambda candidate_worker: candidate_worker.answer.worker_id)
         lost = yield from _lost(candidate_workers, seen, count)
         drains = [
             place
             for place, candidate_worker in enumerate(candidate_workers)
-            if candidate_worker.told.drains
+            if candidate_worker.answer.drains
         ]
         loads = [candidate_worker.load for candidate_worker in candidate_workers]
         order = yield from cheapest_set(loads, lost.tokens, drains, count)
         costs = yield from marginals(order, loads, lost.tokens)
         sole = yield from marginals(order, [0.0] * len(candidate_workers), lost.blocks)
-        return _told([candidate_workers[place] for place in order], costs, sole, hit_rate_loss_max)
+        return _answers(
+            [candidate_workers[place] for place in order], costs, sole, hit_rate_loss_max
+        )
 
 
 def _asked_for(partition: Partition, role: Role | None) -> list[Worker]:
@@ -156,7 +158,7 @@ def _sit(
             continue
         attached = [rank for rank in _ranks(worker) if index.slot_of(rank) is not None]
         slots = list(worker.slots.values())
-        told = ScaleDownCandidate(
+        answer = ScaleDownCandidate(
             worker_id=worker.worker_id,
             model_name=partition.scope.model_name,
             tenant_id=partition.scope.tenant_id,
@@ -174,16 +176,16 @@ def _sit(
             pod_deletion_cost=0,
         )
         # a block on two tiers counts once
-        distinct = max(1, told.blocks - extra.get(worker.worker_id, 0))
+        distinct = max(1, answer.blocks - extra.get(worker.worker_id, 0))
         decode_blocks = sum(float(loads.decode[slot]) for slot in slots)
-        load = told.prefill_tokens + decode_blocks * index.block_size
-        worth = told.reused_tokens / distinct + COLD * index.block_size
+        load = answer.prefill_tokens + decode_blocks * index.block_size
+        worth = answer.reused_tokens / distinct + COLD * index.block_size
         share = room / room_of_all if room_of_all else None
         churned = loads.recent.churned
         churn = sum(float(loads.churn[slot]) for slot in slots)
         computed = churn / churned if churned > 0 else 0.0
-        found, displaced = told.reused_tokens / asked, computed * hit_rate
-        candidate_workers.append(_CandidateWorker(told, load, worth, share, found, displaced))
+        found, displaced = answer.reused_tokens / asked, computed * hit_rate
+        candidate_workers.append(_CandidateWorker(answer, load, worth, share, found, displaced))
 
 
 def _lost(
@@ -191,7 +193,7 @@ def _lost(
 ) -> Generator[None, None, _Lost]:
     """Translate the losses of the partitions from holders to places."""
     place_of = {
-        candidate_worker.told.worker_id: place
+        candidate_worker.answer.worker_id: place
         for place, candidate_worker in enumerate(candidate_workers)
     }
     found = _Lost({}, {})
@@ -216,36 +218,36 @@ def _lost(
     return found
 
 
-def _told(
+def _answers(
     candidate_workers: Sequence[_CandidateWorker],
     costs: Sequence[float],
     sole: Sequence[float],
     hit_rate_loss_max: float,
 ) -> list[ScaleDownCandidate]:
-    answer: list[ScaleDownCandidate] = []
+    rows: list[ScaleDownCandidate] = []
     so_far = 0.0
     rooms: dict[tuple[str, str], float] = {}
     hits: dict[tuple[str, str], tuple[float, float]] = {}
     for candidate_worker, cost, blocks in zip(candidate_workers, costs, sole, strict=True):
         so_far += cost
-        scope = candidate_worker.told.model_name, candidate_worker.told.tenant_id
+        scope = candidate_worker.answer.model_name, candidate_worker.answer.tenant_id
         rooms[scope] = rooms.get(scope, 0.0) + (candidate_worker.room or 0.0)
         found, displaced = hits.get(scope, (0.0, 0.0))
         hits[scope] = found + candidate_worker.found, displaced + candidate_worker.displaced
         loss = _hit_rate_loss(*hits[scope])
-        answer.append(
+        rows.append(
             replace(
-                candidate_worker.told,
+                candidate_worker.answer,
                 cost_tokens=cost,
                 cost_tokens_so_far=so_far,
                 sole_blocks=int(blocks),
                 room_so_far=UNSET if candidate_worker.room is None else rooms[scope],
                 hit_rate_loss_so_far=loss,
                 advised=loss <= hit_rate_loss_max,
-                pod_deletion_cost=_deletion_cost(cost, drains=candidate_worker.told.drains),
+                pod_deletion_cost=_deletion_cost(cost, drains=candidate_worker.answer.drains),
             )
         )
-    return answer
+    return rows
 
 
 def _hit_rate_loss(found: float, displaced: float) -> float:

@@ -227,7 +227,7 @@ class WaitingRequests:
     def refuse_late(self, now: float, limit: int, effects: Effects) -> Effects:
         """Refuse up to `limit` expired requests, first come first; not charged.
 
-        All of them leave their queues before any is told when to return, so none delays another.
+        All of them leave their queues before any learns when to return, so none delays another.
         """
         late = self._deadlines.due(now, limit)
         for ticket in late:

@@ -174,8 +174,8 @@ def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
         if believed is not None:
             cached, credit = np.floor(cached * believed), credit * believed
     booked = nothing if shared is None else _by_slot(shared, len(loads.prefill))[rows]
-    if weights.pace and loads.heard is not None and loads.ahead is not None:
-        worked = worked_off(loads.heard[rows], loads.ahead[rows], weights.pace, now)
+    if weights.pace and loads.queue_updated_at is not None and loads.ahead is not None:
+        worked = worked_off(loads.queue_updated_at[rows], loads.ahead[rows], weights.pace, now)
     if weights.expects_booked:
         expected = np.maximum(booked - (held.device + held.host + held.disk), 0.0)
     if weights.track_prefill_tokens:

@@ -68,15 +68,15 @@ class Pricer:
         decode: Floats,
         churn: Floats,
         context: Floats,
-        heard: Floats,
+        queue_updated_at: Floats,
         ahead: Floats,
         requests: Slots,
     ) -> None:
-        columns = prefill, decode, churn, context, heard, ahead, requests
+        columns = prefill, decode, churn, context, queue_updated_at, ahead, requests
         if len({len(one) for one in columns}) > 1:
             raise ValueError("columns of one length")
         self._loads = PackedLoads(
-            prefill, decode, churn, context, 0.0, 0.0, heard, ahead, 0.0, requests
+            prefill, decode, churn, context, 0.0, 0.0, queue_updated_at, ahead, 0.0, requests
         )
         self._held: MatchedRows | None = None  # by slot, of the last call
         self.pulled = 0

@@ -74,14 +74,14 @@ class ScopeFleet(NamedTuple):
     workers: dict[int, AttachedWorker]
 
 
-def _changed(before: bytes, told: Column) -> bytes:
-    if len(told.at) % _POSITION or len(told.values) != len(told.at) // _POSITION * _VALUE:
+def _changed(before: bytes, column: Column) -> bytes:
+    if len(column.at) % _POSITION or len(column.values) != len(column.at) // _POSITION * _VALUE:
         raise BadRecording("a column with as many positions as values is expected")
-    at = np.frombuffer(told.at, "<u4")
+    at = np.frombuffer(column.at, "<u4")
     values = np.frombuffer(before, "<u8").copy()
     if len(at) and int(at.max()) >= len(values):
         raise BadRecording("a position beyond its column")
-    values[at] = np.frombuffer(told.values, "<u8")
+    values[at] = np.frombuffer(column.values, "<u8")
     return values.tobytes()
 
 
@@ -92,15 +92,15 @@ def hashes_of(prompt: Prompted) -> bytes:
     return hashes
 
 
-def slots_of(told: bytes, ranks: int) -> Slots:
+def slots_of(packed: bytes, ranks: int) -> Slots:
     """Return slots in the form the core uses.
 
     Raises:
         BadRecording: there are none such.
     """
-    if len(told) % _POSITION:
+    if len(packed) % _POSITION:
         raise BadRecording("slots are of 4 bytes each")
-    slots = np.frombuffer(told, "<u4").astype(np.int64)
+    slots = np.frombuffer(packed, "<u4").astype(np.int64)
     if len(slots) and int(slots.max()) >= ranks:
         raise BadRecording(f"slot {int(slots.max())} of {ranks}")
     return slots
@@ -217,13 +217,15 @@ class RecordedFile:
                 if trust is not None:
                     self._fill_column("trust", item.scope, trust)
 
-    def _fill_column(self, kind: str, scope: int, told: Column) -> None:
-        whole = told.whole
+    def _fill_column(self, kind: str, scope: int, column: Column) -> None:
+        whole = column.whole
         if whole is None:
             before = self._columns.get((kind, scope))
             if before is None:
                 raise BadRecording("a column that differs from none")
-            whole = told.whole = _changed(before, told) if told.at or told.values else before
+            whole = column.whole = (
+                _changed(before, column) if column.at or column.values else before
+            )
         elif len(whole) % _VALUE or len(whole) > COLUMN_BYTES_MAX:
             raise BadRecording(f"a column of {len(whole)} bytes")
         self._columns[kind, scope] = whole

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from indexer.core.events import Event
     from indexer.types import Scope
     from select_service.core.columns import Rows, Slots
-    from select_service.core.decisions.record import Odds
+    from select_service.core.decisions.record import UnusualFacts
     from select_service.core.pricing.cost import TierMatches as FoundNow
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.prompt import Prompt
@@ -94,7 +94,7 @@ class Packer:
     def begin(self) -> None:
         """Start a new file, or restart after lost writes: the reader knows nothing."""
         self._scopes: dict[Scope, int] = {}
-        self._told: dict[Scope, dict[int, Attached]] = {}
+        self._written: dict[Scope, dict[int, Attached]] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
         self._chunks: dict[bytes, int] = {}
 
@@ -131,11 +131,11 @@ class Packer:
     def _attached(self, note: SlotsNote) -> Iterator[Item]:
         is_new = note.scope not in self._scopes
         number = self._scopes.setdefault(note.scope, len(self._scopes))
-        told = self._told.setdefault(note.scope, {})
+        known = self._written.setdefault(note.scope, {})
         now = {attached[0].worker_id: attached for attached in note.workers}
-        gone = [worker_id for worker_id in told if worker_id not in now]
-        fresh = [one for worker_id, one in now.items() if not _is_same(told.get(worker_id), one)]
-        self._told[note.scope] = now
+        gone = [worker_id for worker_id in known if worker_id not in now]
+        fresh = [one for worker_id, one in now.items() if not _is_same(known.get(worker_id), one)]
+        self._written[note.scope] = now
         for start in range(0, max(1, len(fresh)), SEATS_PER_ITEM):
             yield SlotsChange(
                 number,
@@ -152,7 +152,7 @@ class Packer:
     # -- decisions -------------------------------------------------------------------------------
 
     def _decided(self, note: DecisionNote) -> Decided:
-        scope, odds = self._scopes[note.scope], note.odds
+        scope, unusual = self._scopes[note.scope], note.unusual
         columns, found, shared, trust = note.seen
         request = note.request
         return Decided(
@@ -171,10 +171,10 @@ class Packer:
             _short(note.reservation_id),
             _asked(request),
             list(note.draws),
-            _pair(note, odds),
+            _pair(note, unusual),
             note.thresholds,
-            None if odds is None or odds.refusal is None else odds.refusal.code,
-            odds is not None and odds.is_threshold,
+            None if unusual is None or unusual.refusal is None else unusual.refusal.code,
+            unusual is not None and unusual.is_threshold,
             note.in_batch,
             isinstance(request, SelectPairRequest),
             note.in_session,
@@ -232,16 +232,16 @@ class Packer:
 
     def _prompt(self, prompt: Prompt) -> Prompted:
         hashes, chunks = prompt.block_hashes, self._chunks
-        told: list[int | bytes] = []
+        written: list[int | bytes] = []
         for start in range(0, len(hashes), CHUNK_BYTES):
             chunk = hashes[start : start + CHUNK_BYTES]
             known = chunks.get(chunk)
-            told.append(chunk if known is None else known)
+            written.append(chunk if known is None else known)
             if known is None and len(chunk) == CHUNK_BYTES:
                 if len(chunks) >= CHUNKS_MAX:
                     chunks.clear()
                 chunks[chunk] = len(chunks)
-        return Prompted(told, prompt.isl_tokens)
+        return Prompted(written, prompt.isl_tokens)
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Packer:
     def _events(self, note: EventNote) -> Iterator[Item | None]:
         """Decode a message; tokens are left out."""
         scope, frames = self._scopes[note.scope], note.frames
-        seq, told = -1, []
+        seq, events = -1, []
         if len(frames) >= _LIVE_FRAMES and len(frames[-2]) == _VALUE:
             seq = int.from_bytes(frames[-2], "big", signed=True)
             payload, decoder = frames[-1], BatchDecoder(is_eagle=note.is_eagle)
@@ -261,10 +261,10 @@ class Packer:
                 yield None
             batch = decoder.decode(payload)
             for event in () if batch is None else batch.events:
-                told.append(_event(event))
-                if len(told) % EVENTS_AT_ONCE == 0:
+                events.append(_event(event))
+                if len(events) % EVENTS_AT_ONCE == 0:
                     yield None
-        yield Events(note.at, scope, *note.rank, seq, note.is_replay, told)
+        yield Events(note.at, scope, *note.rank, seq, note.is_replay, events)
 
 
 def _is_same(one: Attached | None, other: Attached) -> bool:
@@ -304,12 +304,12 @@ def _found(found: FoundNow | None) -> RecordedMatches | None:
     return RecordedMatches(_groups(found.device), _groups(found.host), _groups(found.disk), pulls)
 
 
-def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:
-    if odds is None or odds.plan is None or odds.legs is None:
+def _pair(note: DecisionNote, unusual: UnusualFacts | None) -> Pair | None:
+    if unusual is None or unusual.plan is None or unusual.legs is None:
         return None
     couple = None if note.couple is None else (note.couple.prefill_slot, note.couple.decode_slot)
-    whole, prefill, decode = map(_slots, odds.legs)
-    return Pair(whole, prefill, decode, odds.plan.mode, couple)
+    whole, prefill, decode = map(_slots, unusual.legs)
+    return Pair(whole, prefill, decode, unusual.plan.mode, couple)
 
 
 def _asked(request: SelectRequest) -> Asked | None:

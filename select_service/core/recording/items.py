@@ -148,7 +148,7 @@ class Decided(Struct, array_like=True, tag="D"):
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: refused before that
     load: Column  # `ledger/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
-    # and, where queues were told of: since when each is known, tokens ahead, and the pace
+    # and, where queues were included: since when each is known, tokens ahead, and the pace
     found: RecordedMatches | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None

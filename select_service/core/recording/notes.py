@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope, WorkerRank
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Odds
+    from select_service.core.decisions.record import UnusualFacts
     from select_service.core.pricing.pair import WorkerPair
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.prompt import Prompt
@@ -55,7 +55,7 @@ class DecisionNote(Struct, frozen=True, gc=False):
     slot: int  # -1: none
     request: SelectRequest
     reservation_id: str | None
-    odds: Odds | None
+    unusual: UnusualFacts | None
     couple: WorkerPair | None  # of a chosen pair
     thresholds: ThresholdsInForce | None
     draws: Draws

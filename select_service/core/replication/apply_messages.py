@@ -83,7 +83,7 @@ class MessageApplier:
         if router_id == self._claims.router_id:
             self._counters.namesakes += not self._is_echo(message)
             return
-        self._counters.heard += 1
+        self._counters.received += 1
         if isinstance(message, ReportMessage):
             self._heard_reports(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
@@ -145,13 +145,13 @@ class MessageApplier:
         view.reports_heard = told.epoch, told.number
         if isinstance(told, RankLoads):
             for load in told.ranks:
-                self.reports.heard(load, now)
+                self.reports.apply(load, now)
         elif isinstance(told, SessionRanks):
             for session in told.sessions:
                 self._heard_session(told.router_id, session, now)
         else:
             for name, cached_tokens in told.reports:
-                self._cached_tokens.heard(name, cached_tokens, now)
+                self._cached_tokens.apply(name, cached_tokens, now)
 
     def _heard_session(self, teller: int, told: SessionRank, now: float) -> None:
         """Note a session's rank, if it is here; a name that is refused here is not taken either."""

@@ -22,15 +22,15 @@ class LoadBook(Protocol):
     touched: dict[Partition, None]
     """Partitions that replicas' reports may have relieved."""
 
-    def untold(self, now: float, limit: int) -> list[RankLoad]:
-        """Take up to `limit` reports received here that replicas have not been told."""
+    def take_unsent(self, now: float, limit: int) -> list[RankLoad]:
+        """Take up to `limit` reports received here that were not sent to the replicas."""
         ...
 
-    def tell_all(self) -> None:
-        """Tell replicas every report received here that still counts."""
+    def queue_all(self) -> None:
+        """Queue for the replicas every report received here that still counts."""
         ...
 
-    def heard(self, load: RankLoad, now: float) -> None:
+    def apply(self, load: RankLoad, now: float) -> None:
         """Store what a worker reported to a replica."""
         ...
 
@@ -38,11 +38,11 @@ class LoadBook(Protocol):
 class CachedTokensBook(Protocol):
     """Reports of cached tokens, received here or by replicas."""
 
-    def untold(self, limit: int) -> list[tuple[str, int]]:
-        """Take up to `limit` reports that replicas are to be told: (id, cached tokens)."""
+    def take_unsent(self, limit: int) -> list[tuple[str, int]]:
+        """Take up to `limit` reports to be sent to the replicas: (id, cached tokens)."""
         ...
 
-    def heard(self, name: str, cached_tokens: int, now: float) -> None:
+    def apply(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply a report that a caller made at a replica, if it concerns us."""
         ...
 

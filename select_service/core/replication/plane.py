@@ -118,7 +118,7 @@ class Replicas:
         views, silent_since = self.publishers.views, now - 2 * self._limits.replica_heartbeat_s
         alive = {(name, view.epoch) for name, view in views.items() if not view.gone}
         if not alive <= self._listeners:
-            self._reports.tell_all()
+            self._reports.queue_all()
             speak = {name for name, _ in alive if views[name].heard_at >= silent_since}
             self._sessions.tell_all(speak)
         self._listeners = alive
@@ -127,8 +127,8 @@ class Replicas:
         """Publish the reports received here since the last turn; True: there may be more."""
         router_id, epoch = self._claims.router_id, self._claims.outbox.epoch
         for _ in range(_BATCHES_PER_TURN):
-            ranks = self._reports.untold(now, RANK_LOADS_MAX)
-            found = self._cached_tokens.untold(CACHED_TOKENS_MAX)
+            ranks = self._reports.take_unsent(now, RANK_LOADS_MAX)
+            found = self._cached_tokens.take_unsent(CACHED_TOKENS_MAX)
             sessions = self._sessions.untold(SESSION_RANKS_MAX)
             if not (ranks or found or sessions):
                 return False

@@ -136,7 +136,7 @@ class Resolver:
         growth = claim.growth
         has_grown = growth.prefill_done and not reservation.prefill_done
         if has_grown:
-            ledger.prefill_complete(reservation, now, is_news=is_news)
+            ledger.prefill_complete(reservation, now, is_measured=is_news)
             self.touched[partition] = None
         outputs = claim.output_blocks
         faded_at = min(growth.faded_at, outputs)  # otherwise the sender's numbers are inconsistent

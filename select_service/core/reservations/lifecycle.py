@@ -481,5 +481,5 @@ def _learn_from(booking: LiveReservation, now: float) -> None:
     outputs = reservation.whole_outputs + reservation.faded_outputs
     if outputs:
         tokens = outputs * partition.index.block_size
-        demand.tell_output(tokens, reservation.first_token_at, now)
+        demand.add_output(tokens, reservation.first_token_at, now)
         check_itl(booking)

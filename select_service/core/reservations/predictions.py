@@ -45,7 +45,7 @@ def check_itl(booking: LiveReservation) -> None:
     Blocks that were reported together at its end tell nothing.
     """
     answer, reservation = booking.answer, booking.reservation
-    told = reservation.output_told
+    told = reservation.output_report
     if (
         told is None
         or told.outputs <= told.first_outputs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.decision_log import odds_of
+from select_service.core.decisions.decision_log import unusual_facts_of
 from select_service.core.decisions.record import DecisionRecord
 from select_service.core.routing.read import fingerprint_of
 from select_service.errors import NoSchedulableWorker, WouldWait
@@ -103,10 +103,10 @@ class OtherAnswers:
         if self._tracer is not None:
             self._tracer.end()
         if self._decisions.is_wanted or ticket.request.explain:
-            odds = odds_of(ticket)
-            odds.is_threshold = True
+            unusual = unusual_facts_of(ticket)
+            unusual.is_threshold = True
             seen = ticket.partition.see(ticket.prompt, matches)
-            record = self._decisions.keep(ticket, seen, rows, -1, now, odds, found.facts)
+            record = self._decisions.keep(ticket, seen, rows, -1, now, unusual, found.facts)
             if record is not None:
                 explain(refused, record)
         return refused

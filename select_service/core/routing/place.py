@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from select_service.core.admission.queue import BatchSample, Ticket
-from select_service.core.decisions.decision_log import odds_of
+from select_service.core.decisions.decision_log import unusual_facts_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import tier_matches
 from select_service.core.pricing.kv_sources import kv_source
@@ -348,10 +348,10 @@ class Placer:
         """Keep the record of a decision that has something unusual, or whose tenant has a ring."""
         decisions, partition, seen = self.decisions, ticket.partition, placement.seen
         assert seen is not None
-        odds = None
+        unusual = None
         if sighting is not None:
-            odds = odds_of(ticket)
-            odds.shadow = sighting
+            unusual = unusual_facts_of(ticket)
+            unusual.shadow = sighting
         elif decisions.common is None and partition.fleet_snapshot is not None:
             ring = decisions.ring_of(partition.scope.tenant_id)
             if ring is not None and ring.keep_usual(
@@ -359,7 +359,7 @@ class Placer:
             ):
                 return
         record = decisions.keep(
-            ticket, seen, rows, placement.slot, now, odds, hit, placement.weights
+            ticket, seen, rows, placement.slot, now, unusual, hit, placement.weights
         )
         if record is not None:
             explain(answer, record)

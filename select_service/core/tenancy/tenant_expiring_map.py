@@ -53,7 +53,7 @@ class TenantExpiringMap(_Rows[K]):
         return lost
 
     def discard(self, holder: Party, key: K) -> bool:
-        """Forget a holder's key; tell whether it was remembered."""
+        """Forget a holder's key; return whether it was remembered."""
         for party, row in self.where(holder):
             if row.discard(key):
                 self.left(party)

@@ -21,8 +21,8 @@ Row = TypeVar("Row", bound=Sized)
 class TenantParts(Generic[Row]):
     """One row for each holder that has a part of a bound, and one for the others together.
 
-    Callers that put an entry into a row or take one out tell it: `took`, `left`. All operations are
-    O(1), except where a tenant with a row is no longer in the token file: O(rows).
+    Callers that put an entry into a row or take one out report it: `took`, `left`. All operations
+    are O(1), except where a tenant with a row is no longer in the token file: O(rows).
 
     Attributes:
         common: the row of the others.

@@ -193,7 +193,7 @@ def _numbers(
     if stream is not None:
         event_at_ms = _milliseconds(stream.last_batch_ts)
         gaps, lost = stream.tallies.gaps, stream.lost_batches
-    told = None if report is None or report.stale else report.told
+    reported = None if report is None or report.stale else report.metrics
     return (
         min(loads.prefill_left[slot], U64_MASK),  # a sum, and orjson writes no wider numbers
         int(loads.decode[slot]),
@@ -204,9 +204,9 @@ def _numbers(
         gaps,
         lost,
         max(sum(partition.index.blocks_of(rank_source.rank)), partition.estimate.blocks_of(slot)),
-        None if told is None else told.kv_used_blocks,
-        None if told is None else told.kv_total_blocks,
-        None if told is None else told.num_requests_waiting,
+        None if reported is None else reported.kv_used_blocks,
+        None if reported is None else reported.kv_total_blocks,
+        None if reported is None else reported.num_requests_waiting,
         keeper is not None and slot in keeper.busy.slots,
         round(partition.trust.factor(slot), 4),
         partition.estimate.is_in_force(slot),

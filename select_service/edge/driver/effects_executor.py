@@ -15,7 +15,7 @@ from select_service.core.effects import NOTHING
 
 if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
-    from select_service.core.effects import Effects, EjectionNews, TrustNews
+    from select_service.core.effects import Effects, RankEjection, TrustChange
     from select_service.core.pricing.placement import Placement
     from select_service.edge.driver.sources import EventSources
     from select_service.edge.driver.waiting_callers import WaitingCallers
@@ -97,12 +97,12 @@ def _ids_of(ticket: Ticket) -> dict[str, str]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _place(news: TrustNews | EjectionNews) -> dict[str, Any]:
+def _place(news: TrustChange | RankEjection) -> dict[str, Any]:
     """Return the fields that say of which rank the news are."""
     return news.rank._asdict() | news.scope._asdict()
 
 
-def _tell_trust(news: TrustNews) -> None:
+def _tell_trust(news: TrustChange) -> None:
     facts = _place(news) | {
         "trust": round(news.trust, 4),
         "missing_share": round(news.missing_share, 4),
@@ -114,7 +114,7 @@ def _tell_trust(news: TrustNews) -> None:
         _log.info("a rank's index counts in full again", extra=facts)
 
 
-def _tell_ejection(news: EjectionNews) -> None:
+def _tell_ejection(news: RankEjection) -> None:
     change = news.change
     facts = _place(news) | {"reason": change.reason, "failures": change.failures}
     if change.is_ejected:

@@ -191,7 +191,7 @@ _COUNTERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
     total(
         "cached_tokens_told",
         "Completed prefills that told their cached tokens, by what came of it.",
-        lambda core: core.counters.cached_tokens_told,
+        lambda core: core.counters.cached_token_reports,
         "outcome",
     ),
     total(

@@ -248,7 +248,7 @@ class ReplicaConnections:
             return
         self.heard += 1
         now = self._clock()
-        self._carry_out(self._core.replica_operations.heard(peer, message, now, checked=checked))
+        self._carry_out(self._core.replica_operations.receive(peer, message, now, checked=checked))
 
     def _note_garbled(self, peer: str) -> None:
         """Count a garbled message; its missing number has it fetched again like any lost one."""

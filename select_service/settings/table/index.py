@@ -1,4 +1,4 @@
-"""What is known of caches, and told to other replicas."""
+"""What is known of caches, and sent to other replicas."""
 
 from typing import Annotated, Final
 
@@ -155,7 +155,7 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     kv_estimate_after_s: Annotated[
         float,
         seconds(zero=True).static("kv_estimate_ranks"),
-        "a rank is matched by the estimate, too, once its publisher was lost, or had not told of "
+        "a rank is matched by the estimate, too, once its publisher was lost, or had not published "
         "the prompts that it computed, for this long, or batches are lost; 0 = never",
     ] = _TRUST.estimate_after_s
     kv_estimate_rank_blocks: Annotated[
@@ -310,12 +310,12 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     replica_heartbeat_s: Annotated[
         float,
         seconds().static("replica_events_total"),
-        "replicas are told this often what is owned here; also how late a lost message is noticed",
+        "replicas are sent this often what is owned here; also how late a lost message is noticed",
     ] = _CORE.replica_heartbeat_s
     replica_output_interval_s: Annotated[
         float,
         seconds(zero=True).live("replica_events_total"),
-        "replicas are told of output blocks together, this often: a stream fills several a second",
+        "replicas are sent output blocks together, this often: a stream fills several a second",
     ] = _CORE.replica_output_interval_s
     replica_timeout_s: Annotated[
         float,

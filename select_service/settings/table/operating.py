@@ -226,7 +226,7 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     doctor_probe_workers: Annotated[
         bool,
         switch(),
-        "send each new worker a few short prompts of made-up tokens, and say what its events tell "
+        "send each new worker a few short prompts of made-up tokens, and say what its events show "
         "otherwise than expected; no other request ever goes from here to an engine's model",
     ] = _DOCTOR.probe_workers
     metrics_rank_series_max: Annotated[

@@ -75,7 +75,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         int,
         count().live(HITS),
         "ended reservations whose engines may still report cached tokens, and as many reports that "
-        "wait to be told to the replicas; of each the oldest go",
+        "wait to be sent to the replicas; of each the oldest go",
     ] = _CORE.cached_token_reports_max
     leases_max: Annotated[int, count(0).live("leases"), "open leases, 503 beyond; a KiB each"] = (
         _CORE.leases_max
@@ -94,7 +94,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ended_leases_max: Annotated[
         int,
         count(0).static("ended_leases"),
-        "ids of ended leases remembered, for ten minutes; a late renewal is told what happened",
+        "ids of ended leases remembered, for ten minutes; a late renewal learns what happened",
     ] = _CORE.ended_leases_max
     lease_reopen_s: Annotated[
         float,
@@ -247,7 +247,7 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     pace_scale: Annotated[
         float | None,
         number(0.0, 1.0, metavar="X"),
-        "share of what a rank can have computed since it was last heard of that counts as "
+        "share of what a rank can have computed since its last report that counts as "
         "gone from its queue; off: as --policy has it",
     ] = None
     interference_scale: Annotated[
@@ -431,7 +431,7 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     load_report_stale_s: Annotated[
         float,
         seconds().live("worker_reports_stale"),
-        "age at which what a worker told of its load is believed no longer",
+        "age at which a worker's report of its load is believed no longer",
     ] = _ADMISSION.load_report_stale_s
     load_report_stale_as: Annotated[
         StaleReports,
@@ -441,5 +441,5 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
     load_report_bytes_max: Annotated[
         int,
         size().static("worker_reports_bad_total"),
-        "longest message with which a worker tells its load beside its KV events; longer is bad",
+        "longest message with which a worker reports its load beside its KV events; longer is bad",
     ] = _ADMISSION.load_report_bytes_max

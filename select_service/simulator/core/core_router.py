@@ -326,7 +326,7 @@ class CoreRouter:
             inbox = replica.inbox
             while inbox and inbox[0][0] <= now:
                 due, peer, message = inbox.popleft()
-                heard = replica.core.replica_operations.heard(peer, message, max(due, 0.0))
+                heard = replica.core.replica_operations.receive(peer, message, max(due, 0.0))
                 if heard is not NOTHING:  # usually
                     self._did(replica, heard, now)
 

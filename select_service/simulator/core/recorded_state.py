@@ -114,7 +114,7 @@ class RecordedLedger:
         loads.prefilling = cast("int", told.prefilling)
         self._recent.turnover = told.turnover
         self._recent.pace = told.pace  # 0 without information on queues
-        loads.heard[:] = 0.0 if told.heard is None else told.heard
+        loads.queue_updated_at[:] = 0.0 if told.queue_updated_at is None else told.queue_updated_at
         loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
         loads.requests[:] = 0 if told.requests is None else told.requests
 

@@ -204,9 +204,9 @@ def test_prompts_begun_before_a_restart_do_not_tell_either() -> None:
         again.now += 0.01
         again.done(f"r{number}")
     work = partition.ledger.loads.work
-    assert (work.computed, work.unheard, work.said_seconds) == (160_000, 160_000, 0.0)
+    assert (work.computed, work.untimed, work.reported_seconds) == (160_000, 160_000, 0.0)
     again.book("new", 1, 99, isl=8000)
     again.now += 1.0
     again.done("new")
-    assert (work.computed, work.unheard) == (168_000, 160_000)
-    assert work.said_seconds == pytest.approx(1.0)
+    assert (work.computed, work.untimed) == (168_000, 160_000)
+    assert work.reported_seconds == pytest.approx(1.0)

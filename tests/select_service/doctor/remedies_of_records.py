@@ -183,7 +183,7 @@ async def _load_reports(ward: Ward, found: Found) -> None:
     await ward.until(lambda: [*ward.service.core.admission_controller.reports.stale()])
     assert await ward.codes() == [], "nobody judges by it"
     await ward.service.change_admission(AdmissionChange(policy="slo-shed"))
-    await found("it last told of its load 1", worker_id=2)
+    await found("it last reported its load 1", worker_id=2)
 
 
 def _report(ward: Ward, worker_id: int) -> None:

@@ -110,7 +110,7 @@ async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) ->
 
         say_number = [0]
         await until(say)
-        told = service.core.admission_controller.reports.by_worker[1][0].told
+        told = service.core.admission_controller.reports.by_worker[1][0].metrics
         assert told.kv_used_blocks == 77
         assert not stream.tallies.bad_messages
         assert stream.lost_batches == 0, "reports have no part in the sequence"

@@ -136,7 +136,7 @@ def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -
     items = [one.item for one in play([path])]
     decided = [one for one in items if isinstance(one, Decided)]
     assert {len(one.weights) for one in decided} == {12}
-    assert all(unpacked(one.load.whole or b"").heard is None for one in decided)
+    assert all(unpacked(one.load.whole or b"").queue_updated_at is None for one in decided)
     assert any(isinstance(one, PlannedBatch) for one in items)
 
 
@@ -201,7 +201,9 @@ def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Pat
             otherwise += told.changed
         for _, one in single(path):
             loads = unpacked(one.load.whole or b"")
-            assert loads.heard is not None, "whatever the policy was: another may be tried"
+            assert loads.queue_updated_at is not None, (
+                "whatever the policy was: another may be tried"
+            )
             assert loads.ahead is not None
             worked += bool((loads.ahead > 0.0).any()) and one.weights[PACE] > 0.0
     assert worked > 20
@@ -287,8 +289,8 @@ def naive_costs(item: Decided, fleet: ScopeFleet, config: RouterConfig) -> dict[
         cached = math.floor(math.floor(held * size + 0.5) * believed[slot])
         raw, own, credit = 0.0, 0.0, weights.overlap_score_credit
         worked = 0.0
-        if loads.heard is not None and loads.ahead is not None:
-            silent_s = max(0.0, item.at - float(loads.heard[slot]))
+        if loads.queue_updated_at is not None and loads.ahead is not None:
+            silent_s = max(0.0, item.at - float(loads.queue_updated_at[slot]))
             worked = min(silent_s * weights.pace * loads.pace, float(loads.ahead[slot]))
         if weights.track_prefill_tokens:
             raw, own = (prefill - worked + max(isl, cached)) / size, max(isl, cached) / size

@@ -150,14 +150,14 @@ def test_what_has_gone_is_not_told() -> None:
     here.worker(2, data_parallel_size=1)
     here.core.workers.delete_worker(3, here.now)
     reports = here.core.admission_controller.reports
-    assert list(reports._untold) == [(2, 0)]
-    assert [(one.worker_id, one.dp_rank) for one in reports.untold(here.now, 9)] == [(2, 0)]
+    assert list(reports._unsent) == [(2, 0)]
+    assert [(one.worker_id, one.dp_rank) for one in reports.take_unsent(here.now, 9)] == [(2, 0)]
 
 
 def test_a_message_that_lost_its_checksum_is_not_believed() -> None:
     here, there = pair(**BUSY)
     beat = next(one for one in here.turn(1.0) if isinstance(one, Heartbeat))
-    there.core.replica_operations.heard("tcp://of:1", beat, there.now, checked=True)
+    there.core.replica_operations.receive("tcp://of:1", beat, there.now, checked=True)
     there.hears(RankLoads(1, beat.epoch, 99, [RankLoad(1, 0, 0.0, 999.0)]), peer="tcp://of:1")
     assert there.core.replicas.counters.garbled == 1
     assert isinstance(there.take(None, 1), Selection)

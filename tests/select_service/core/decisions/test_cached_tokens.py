@@ -71,7 +71,7 @@ class Company:
         return [trust(one, worker_id).samples for one in self.replicas]
 
     def outcomes(self) -> list[dict[str, int]]:
-        return [one.core.counters.cached_tokens_told for one in self.replicas]
+        return [one.core.counters.cached_token_reports for one in self.replicas]
 
 
 def holding(router_id: int) -> Replica:
@@ -262,7 +262,7 @@ def test_in_a_batch() -> None:
         (404, msgspec.UNSET),
     ]
     assert company.outcomes() == [{"compared": 3}, {"told_replicas": 4, "elsewhere": 1}]
-    assert first.core.counters.cached_tokens_told == {"compared": 3}
+    assert first.core.counters.cached_token_reports == {"compared": 3}
 
 
 def test_more_than_the_prompt_is_long() -> None:
@@ -299,8 +299,8 @@ def test_alone_nothing_is_told() -> None:
     fleet.take("r", *PROMPT, isl=ISL)
     fleet.core.reservations.free("r", fleet.now, 0)
     fleet.core.reservations.free("r", fleet.now, 0)
-    assert fleet.core.counters.cached_tokens_told == {"compared": 1, "elsewhere": 1}
-    assert fleet.core.cached_tokens.untold(9) == []
+    assert fleet.core.counters.cached_token_reports == {"compared": 1, "elsewhere": 1}
+    assert fleet.core.cached_tokens.take_unsent(9) == []
 
 
 def test_an_id_that_is_used_again_is_compared_for_itself_only() -> None:
@@ -322,19 +322,19 @@ def test_no_more_is_told_than_waits_for_a_turn_and_no_tenant_takes_it_all() -> N
         one.core.name_tenants(("acme", "rival"), others=True)
     reports = second.core.cached_tokens
     reports._may_be_known_elsewhere = lambda _: True
-    reports.hear("rival:r", 1, second.now)
+    reports.report("rival:r", 1, second.now)
     most = CoreLimits().cached_token_reports_max
     for number in range(most + 5):
-        reports.hear(f"acme:{number}", 1, second.now)
+        reports.report(f"acme:{number}", 1, second.now)
     company.turn()
     sizes = [len(one.reports) for one in company.told]
     assert max(sizes) <= CACHED_TOKENS_MAX
     assert 0 < sum(sizes) <= most
-    outcomes = second.core.counters.cached_tokens_told
+    outcomes = second.core.counters.cached_token_reports
     assert outcomes["told_replicas"] - outcomes["left_out"] == sum(sizes)
     assert any(tuple(one) == ("rival:r", 1) for told in company.told for one in told.reports)
-    assert second.core.cached_tokens.untold(9) == []
-    assert first.core.counters.cached_tokens_told == {}
+    assert second.core.cached_tokens.take_unsent(9) == []
+    assert first.core.counters.cached_token_reports == {}
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_a_whole_fleet_that_is_doubted_is_looked_at_in_turns(
         fleet.core.trust_monitor.keep(fleet.now)
         assert len(read) == min(turn * DOUBTFUL_PER_TURN, count - 1)
     assert len(set(read)) == count - 1
-    assert not partition.trust.most_tell_the_truth
+    assert not partition.trust.most_are_accurate
 
 
 def test_what_was_predicted_before_its_index_was_read_again_does_not_count() -> None:

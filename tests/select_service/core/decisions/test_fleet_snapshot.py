@@ -80,11 +80,11 @@ class Churn(RuleBasedStateMachine):
         fresh.look(self.fleet.now)
         assert partition.fleet_snapshot is not None
         assert (record.fleet_slots.rank_states, record.fleet_slots.absent) == (
-            fresh.told[0].rank_states,
-            fresh.told[0].absent,
+            fresh.latest[0].rank_states,
+            fresh.latest[0].absent,
         )
         assert partition.fleet_snapshot._open == fresh._open
-        assert record.fleet_snapshot[1:] == fresh.told[1:]
+        assert record.fleet_snapshot[1:] == fresh.latest[1:]
         assert record.fleet_slots.at == {
             state.slot: n for n, state in enumerate(record.fleet_slots.rank_states)
         }

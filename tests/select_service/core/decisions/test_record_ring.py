@@ -46,16 +46,20 @@ members = st.fixed_dictionaries(
         | st.text(max_size=9).map(lambda tenant: AdmissionRequest(1, tenant_id=tenant)),
         "cache_hit": st.none() | st.just("how it stood"),
         "more": st.integers(0, 900),
-        "is_told": st.booleans(),
+        "is_explained": st.booleans(),
     }
 )
 
 
-def ticket_of(one: dict[str, Any], is_told: bool, wishes: Any = UNSET) -> Any:
+def ticket_of(one: dict[str, Any], is_explained: bool, wishes: Any = UNSET) -> Any:
     """A request and its ticket; of kinds that are read where they lie, and of those not."""
     prompt = prompt_of(one["hashes"], None, 48)
     names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "said": "said"}
-    asked = {"selection_id": one["selection_id"], "explain": is_told, "routing_constraints": wishes}
+    asked = {
+        "selection_id": one["selection_id"],
+        "explain": is_explained,
+        "routing_constraints": wishes,
+    }
     if one["more"] % 2:
         known = SimpleNamespace(**asked)
         return SimpleNamespace(prompt=prompt, request=known, since=-1.0, **names)
@@ -102,11 +106,21 @@ def test_the_last_are_kept_as_far_as_they_fit(
     is_on = count_max > 0 and bytes_max > 0
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
-        facts = seen, None, at, float(at), None, one["cache_hit"], "weights", "told", one["more"]
+        facts = (
+            seen,
+            None,
+            at,
+            float(at),
+            None,
+            one["cache_hit"],
+            "weights",
+            "snapshot",
+            one["more"],
+        )
         record = DecisionRecord._make(
             twin.RecordRing(0, 0, ring.next).keep(ticket_of(one, True), *facts)
         )
-        if one["is_told"] or not is_on:
+        if one["is_explained"] or not is_on:
             assert ring.keep(ticket_of(one, True), *facts) == record
         else:
             assert ring.keep(ticket_of(one, False), *facts) is None
@@ -147,22 +161,22 @@ def test_what_is_usual_is_kept_as_anything_else(
     is_seen: bool,
 ) -> None:
     seen = (one["columns"], one["matched"], one["shared"], one["trust"]) if is_seen else None
-    rows, told = slice(0, 3), "told"
-    ticket = ticket_of(one, one["is_told"], UNSET if is_free else RoutingConstraints())
+    rows, latest = slice(0, 3), "snapshot"
+    ticket = ticket_of(one, one["is_explained"], UNSET if is_free else RoutingConstraints())
     placement: Any = SimpleNamespace(seen=seen, slot=2, weights="weights")
     if one["more"] % 3:
         zero = Overlap(0, 0, {}, 0, 0)
         placement = Placement(None, 0, 2, 1.0, zero, (0, 0, 0), 0, 0, 0, "weights", seen)  # type: ignore[arg-type]
     fleet_snapshot = SimpleNamespace(
-        until=until, everyone=rows if is_everyone else slice(0, 3), told=told
+        until=until, everyone=rows if is_everyone else slice(0, 3), latest=latest
     )
     ring, other = twin.RecordRing(3, 1 << 20, 7), twin.RecordRing(3, 1 << 20, 7)
     kept = ring.keep_usual(ticket, placement, rows, 5.0, one["cache_hit"], fleet_snapshot)
-    is_usual = until > 5.0 and is_everyone and is_free and is_seen and not one["is_told"]
+    is_usual = until > 5.0 and is_everyone and is_free and is_seen and not one["is_explained"]
     assert kept is is_usual
     assert len(ring) == kept
     if kept:
-        other.keep(ticket, seen, rows, 2, 5.0, None, one["cache_hit"], "weights", told, 0)
+        other.keep(ticket, seen, rows, 2, 5.0, None, one["cache_hit"], "weights", latest, 0)
         assert ring.numbered(7) == other.numbered(7)
         assert ring.bytes == other.bytes
 
@@ -171,7 +185,7 @@ def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     seen = COLUMNS[0], None, None, None
     one = {"hashes": hashes, "reservation_id": None, "selection_id": None, "ask": None, "more": 0}
     ticket = ticket_of(one, False)
-    ring.keep(ticket, seen, None, 0, 0.0, None, None, "weights", "told", more)
+    ring.keep(ticket, seen, None, 0, 0.0, None, None, "weights", "snapshot", more)
 
 
 @EITHER
@@ -195,18 +209,18 @@ def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
 @EITHER
 def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
     ring = twin.RecordRing(2, 1 << 20, 0)
-    columns, told = bytes(64), object()
+    columns, held = bytes(64), object()
     asked = {"hashes": b"12345678", "reservation_id": "b", "selection_id": "a", "ask": None}
-    before = sys.getrefcount(columns), sys.getrefcount(told), sys.getrefcount(None)
+    before = sys.getrefcount(columns), sys.getrefcount(held), sys.getrefcount(None)
     for _ in range(1000):
         ticket = ticket_of(asked | {"more": 0}, False)
-        what = columns, None, [(1, told)], None
-        ring.keep(ticket, what, told, 0, 0.0, told, told, told, told, 0)
+        what = columns, None, [(1, held)], None
+        ring.keep(ticket, what, held, 0, 0.0, held, held, held, held, 0)
         del what
     assert ring.numbered(999) is not None
-    assert sys.getrefcount(told) > before[1]
+    assert sys.getrefcount(held) > before[1]
     ring = None
-    assert (sys.getrefcount(columns), sys.getrefcount(told)) == before[:2]
+    assert (sys.getrefcount(columns), sys.getrefcount(held)) == before[:2]
     assert sys.getrefcount(None) < before[2] + 100
 
 

@@ -29,7 +29,7 @@ from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 
 def outcomes(fleet: Fleet) -> dict[str, int]:
-    return fleet.core.counters.cached_tokens_told
+    return fleet.core.counters.cached_token_reports
 
 
 # -- what is told --------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> N
         fleet.take(f"r{number}", *PROMPT, isl=ISL, **wishes)
         fleet.core.reservations.free(f"r{number}", fleet.now)
     for name in ("r0", "s0"):
-        reports.hear(name, 128, fleet.now)
+        reports.report(name, 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 2}
     assert reports.lost == 1
-    reports.hear("s1", 128, fleet.now)
+    reports.report("s1", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
     fleet.delete(1)
-    reports.hear("r2", 128, fleet.now)
+    reports.report("r2", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 3, "compared": 1}
 
 
@@ -171,7 +171,7 @@ def test_a_second_name_that_is_now_anothers_is_not_forgotten(theirs: str) -> Non
         fleet.take(name, *PROMPT, isl=ISL, **wishes)
         fleet.core.reservations.free(name, fleet.now)
     for name in ("x", "a"):
-        fleet.core.cached_tokens.hear(name, 128, fleet.now)
+        fleet.core.cached_tokens.report(name, 128, fleet.now)
     assert outcomes(fleet) == {"compared": 2}
 
 
@@ -188,7 +188,7 @@ def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
     fleet.core.reservations.free("r", fleet.now)
     later = fleet.now + FREED_MEMORY_S
     fleet.core.cached_tokens.purge(later)
-    fleet.core.cached_tokens.hear("r", 128, later)
+    fleet.core.cached_tokens.report("r", 128, later)
     assert outcomes(fleet) == {"elsewhere": 1}
 
 

@@ -114,7 +114,7 @@ def test_an_engine_that_found_less_or_more_corrects_the_estimate() -> None:
     assert matched(fleet, 1, *PROMPT, 5) == 4, "what others had behind that has gone"
     fleet.now += 1.0
     fleet.take("r", 9, 8, 7)
-    fleet.core.cached_tokens.hear("r", 16, fleet.now)
+    fleet.core.cached_tokens.report("r", 16, fleet.now)
     assert matched(fleet, 1, 9, 8, 7) == 1, "it has more than it was given by us"
 
 

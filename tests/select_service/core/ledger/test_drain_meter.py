@@ -30,7 +30,7 @@ def run(
     for second in range(1, seconds + 1):
         work.at = start + second
         for slot in range(ranks):
-            work.hear(slot, int(rate), start)
+            work.note_computed(slot, int(rate), start)
         work.ended += 1
         if second % every_s == 0:
             meter.follow()
@@ -91,14 +91,14 @@ def test_each_rank_counts_for_as_long_as_it_computed() -> None:
     work.at = 2.0
     work.starts(1)
     work.at = 4.0
-    work.hear(0, 10, 1.0)
+    work.note_computed(0, 10, 1.0)
     work.stops(0)
-    assert (work.said_seconds, work.busy_seconds) == (3.0, 3.0)
+    assert (work.reported_seconds, work.busy_seconds) == (3.0, 3.0)
     work.at = 7.0
-    work.hear(1, 10, 2.0)
+    work.note_computed(1, 10, 2.0)
     work.stops(1)
     work.at = 100.0
-    assert (work.said_seconds, work.busy_seconds) == (3.0 + 5.0, 6.0)
+    assert (work.reported_seconds, work.busy_seconds) == (3.0 + 5.0, 6.0)
 
 
 def test_long_answers_end_no_faster_than_those_in_flight_allow() -> None:

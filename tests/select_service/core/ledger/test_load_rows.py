@@ -95,9 +95,13 @@ def test_packed_rows_are_the_loads_of_a_decision(twin: Any) -> None:
         assert [one.tolist() for one in found[:4]] == [prefill, decode, churn, context]
         assert found[4:6] == (2.0, math.inf)
     assert plain[6:] == (None, None, 0.0, None)
-    assert found.heard is not None
+    assert found.queue_updated_at is not None
     assert found.ahead is not None
-    assert (found.heard.tolist(), found.ahead.tolist(), found.pace) == (heard, ahead, 50.5)
+    assert (found.queue_updated_at.tolist(), found.ahead.tolist(), found.pace) == (
+        heard,
+        ahead,
+        50.5,
+    )
     none = twin.LoadRows(*[column[:0] for column in columns()])
     assert unpacked(none.pack(0, 0.0, None)).prefilling == 0
 

@@ -28,7 +28,7 @@ class NaiveQueue:
     def __init__(self, step: int | None) -> None:
         self.step = STEP_TOKENS if step is None else step
         self.waiting: list[tuple[str, int]] = []  # with nothing to compute, too
-        self.heard, self.ahead = 0.0, 0
+        self.queue_updated_at, self.ahead = 0.0, 0
 
     @property
     def left(self) -> int:
@@ -36,14 +36,14 @@ class NaiveQueue:
 
     def come(self, name: str, tokens: int, now: float) -> None:
         if not self.left:
-            self.heard, self.ahead = now, tokens
+            self.queue_updated_at, self.ahead = now, tokens
         self.waiting.append((name, tokens))
 
     def compute(self, name: str, now: float) -> None:
         self._drop(name)
         head = next((tokens for _, tokens in self.waiting if tokens), 0)
         steps = max(1, math.ceil(head / self.step)) if self.step else 0
-        self.heard, self.ahead = now, min(self.left, steps * self.step)
+        self.queue_updated_at, self.ahead = now, min(self.left, steps * self.step)
 
     def give_up(self, name: str) -> None:
         self.fade(name, 0)
@@ -112,12 +112,12 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
                 ledger.fade_prefill(one, tokens)
         ledger.check()
         assert ledger.loads.prefill_left == [one.left for one in twins]
-        assert ledger.loads.heard.tolist() == [one.heard for one in twins]
+        assert ledger.loads.queue_updated_at.tolist() == [one.queue_updated_at for one in twins]
         assert ledger.loads.ahead.tolist() == [float(one.ahead) for one in twins]
         told = unpacked(ledger.loads.pack())
-        assert told.heard is not None
+        assert told.queue_updated_at is not None
         assert told.ahead is not None
-        assert told.heard.tolist() == ledger.loads.heard.tolist()
+        assert told.queue_updated_at.tolist() == ledger.loads.queue_updated_at.tolist()
         assert told.ahead.tolist() == ledger.loads.ahead.tolist()
         assert told.pace == ledger.loads.recent.pace
 
@@ -146,10 +146,14 @@ def test_a_rank_that_hangs_is_thought_to_have_done_one_prompt_and_no_more() -> N
     first = ledger.book("first", 0, b"", 300, 0.0)
     for number in range(5):
         ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
-    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
+    worked = worked_off(
+        ledger.loads.queue_updated_at, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
+    )
     assert worked.tolist() == [300.0], "nobody knows that any other has begun"
     ledger.prefill_complete(first, 0.5)
-    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
+    worked = worked_off(
+        ledger.loads.queue_updated_at, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
+    )
     assert worked.tolist() == [3.0 * STEP_TOKENS], "the steps that a prompt of 20,000 takes"
 
 
@@ -184,7 +188,7 @@ def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
     ledger.ensure(2)
     ledger.book("one", 0, b"", 5000, 1.0)
     short = ledger.loads.pack()
-    assert unpacked(short).heard is None
+    assert unpacked(short).queue_updated_at is None
     ledger.follow_queues(True)
     ledger.check()
     assert len(ledger.loads.pack()) > len(short), "from one moment to the next"
@@ -193,7 +197,7 @@ def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
     assert ledger.loads.ahead.tolist() == [5000.0, 0.0], "whose turn it is nobody knows: one step"
     ledger.follow_queues(False)
     ledger.check()
-    assert unpacked(ledger.loads.pack()).heard is None
+    assert unpacked(ledger.loads.pack()).queue_updated_at is None
 
 
 def test_the_pace_is_what_was_measured_and_by_nobody_elses_looks() -> None:
@@ -229,7 +233,9 @@ def test_what_was_thought_done_of_a_prompt_goes_with_it(followed: bool) -> None:
     for number in range(5):
         ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
     ledger.free(first)
-    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
+    worked = worked_off(
+        ledger.loads.queue_updated_at, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
+    )
     assert worked.tolist() == [0.0], "whoever is next, nobody has said that it has begun"
     ledger.check()
 
@@ -244,11 +250,11 @@ def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
     ledger.fade_prefill(first, 5000)
     assert ledger.loads.prefill.tolist() == [25_000.0]
     assert worked_off(
-        ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1.0
+        ledger.loads.queue_updated_at, ledger.loads.ahead, ledger.loads.recent.pace, 1.0
     ).tolist() == [0.0]
     ledger.fade_prefill(first, 0)
     assert worked_off(
-        ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
+        ledger.loads.queue_updated_at, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
     ).tolist() == [0.0]
     ledger.check()
     third = ledger.book("third", 0, b"", 0, 3.0)

@@ -153,16 +153,16 @@ def test_a_silence_in_which_somebody_gave_up_is_nobodys() -> None:
     next_one = traffic.book(0, 1000)
     traffic.go_on(100)
     traffic.ledger.free(hung)
-    said = traffic.ledger.loads.work.said_seconds
+    said = traffic.ledger.loads.work.reported_seconds
     traffic.ledger.prefill_complete(next_one, traffic.now)
-    assert traffic.ledger.loads.work.said_seconds == said
+    assert traffic.ledger.loads.work.reported_seconds == said
     traffic.go_on(3)
     assert traffic.measured == near(TRUE)
     third, fourth = traffic.book(0), traffic.book(0)
     traffic.ledger.free(third)
     traffic.now += 0.1
     traffic.ledger.prefill_complete(fourth, traffic.now)
-    assert traffic.ledger.loads.work.said_seconds > said, "as long as it is not a long silence"
+    assert traffic.ledger.loads.work.reported_seconds > said, "as long as it is not a long silence"
 
 
 def test_an_engine_without_room_for_a_prompt_hangs_only_once_it_ends_nothing() -> None:
@@ -221,10 +221,10 @@ def test_what_is_no_news_is_not_said_by_the_rank() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     first = ledger.book("first", 0, b"", 1000, 10.0)
-    ledger.prefill_complete(ledger.book("told", 0, b"", 1000, 12.0), 13.0, is_news=False)
-    assert ledger.loads.work.said_seconds == 0.0
+    ledger.prefill_complete(ledger.book("told", 0, b"", 1000, 12.0), 13.0, is_measured=False)
+    assert ledger.loads.work.reported_seconds == 0.0
     ledger.prefill_complete(first, 15.0)
-    assert ledger.loads.work.said_seconds == 5.0
+    assert ledger.loads.work.reported_seconds == 5.0
     ledger.check()
 
 
@@ -236,7 +236,7 @@ class NaiveRank:
         self.spoke = 0.0
         self.gave_up = False
         self.said: list[tuple[float, float]] = []
-        self.unheard = 0
+        self.untimed = 0
 
     def come(self, name: str, tokens: int, now: float) -> None:
         if not self.left:
@@ -252,7 +252,7 @@ class NaiveRank:
         if not tokens:
             return
         if self.gave_up and now - self.spoke > SILENCE_S:
-            self.unheard += tokens
+            self.untimed += tokens
         else:
             self.said.append((max(came, self.spoke), now))
         self.spoke, self.gave_up = now, False
@@ -300,8 +300,10 @@ def test_time_is_said_once_and_only_by_who_computed(
             ledger.free(one)
         ledger.check()
     said = [span for rank in naive for span in rank.said]
-    assert ledger.loads.work.said_seconds == pytest.approx(sum(end - start for start, end in said))
-    assert ledger.loads.work.unheard == sum(rank.unheard for rank in naive)
+    assert ledger.loads.work.reported_seconds == pytest.approx(
+        sum(end - start for start, end in said)
+    )
+    assert ledger.loads.work.untimed == sum(rank.untimed for rank in naive)
     for rank in naive:
         spans = sorted(rank.said)
         for (_, end), (start, _) in pairwise(spans):

@@ -275,7 +275,7 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     loads.ensure(rows)
     for at, one in enumerate((loads.prefill, loads.decode, loads.churn, loads.context), 1):
         one[:] = np.arange(rows) + at
-    loads.heard[:], loads.ahead[:], loads.prefilling = 1.25, 3.0, 3
+    loads.queue_updated_at[:], loads.ahead[:], loads.prefilling = 1.25, 3.0, 3
     loads.requests[:] = np.arange(rows) * 7
     told = unpacked(loads.pack())
     assert ranks_in(loads.pack()) == rows
@@ -285,9 +285,9 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     before, loads.follows_queues, loads.packed = loads.pack(), True, b""
     paced = unpacked(loads.pack())
     assert loads.pack().startswith(before)
-    assert paced.heard is not None
+    assert paced.queue_updated_at is not None
     assert paced.ahead is not None
-    assert (paced.heard.tolist(), paced.ahead.tolist()) == ([1.25] * rows, [3.0] * rows)
+    assert (paced.queue_updated_at.tolist(), paced.ahead.tolist()) == ([1.25] * rows, [3.0] * rows)
     assert paced.pace == loads.recent.pace
     assert paced.requests is not None
     assert paced.requests.tolist() == loads.requests.tolist()
@@ -307,5 +307,5 @@ def test_the_length_says_what_is_told() -> None:
             continue
         assert ranks_in(bytes(length)) == ranks
         loads = unpacked(bytes(length))
-        assert (loads.heard is None) == (length in told)
+        assert (loads.queue_updated_at is None) == (length in told)
         assert (loads.requests is None) == (length not in paced)

@@ -30,7 +30,7 @@ class Replica(Fleet):
 
     def hears(self, *messages: Any, peer: str = "tcp://peer:1") -> None:
         for message in messages:
-            self._did(self.core.replica_operations.heard(peer, message, self.now))
+            self._did(self.core.replica_operations.receive(peer, message, self.now))
 
     def turn(self, seconds: float = 0.0) -> list[Any]:
         """One turn of the replica plane; what it says."""

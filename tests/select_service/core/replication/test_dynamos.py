@@ -223,6 +223,6 @@ def test_what_fades_does_not_count_as_worked_off_once_more() -> None:
     here.turn()
     for left in (17_500, 15_000, 12_500, 10_000, 10_000):
         here.turn(1.0)
-        worked = worked_off(ledger.loads.heard, ledger.loads.ahead, 8000.0, here.now)
+        worked = worked_off(ledger.loads.queue_updated_at, ledger.loads.ahead, 8000.0, here.now)
         assert (ledger.loads.prefill - worked).max() == left
     here.core.check()

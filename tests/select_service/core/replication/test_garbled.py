@@ -260,7 +260,7 @@ def test_a_number_of_another_life_than_the_one_named_is_garbled(epoch: int) -> N
 
 
 def checked(here: Replica, message: Any) -> None:
-    here._did(here.core.replica_operations.heard("tcp://peer:1", message, here.now, checked=True))
+    here._did(here.core.replica_operations.receive("tcp://peer:1", message, here.now, checked=True))
 
 
 def test_who_was_heard_with_checksums_is_not_believed_without() -> None:

@@ -31,8 +31,8 @@ def test_ranks_of_pairs_tell_how_fast_they_compute_and_do_not_seem_to_hang() -> 
         fleet.free(f"q{number}")
     ledger = fleet.core.partitions[DEFAULT].ledger
     work = ledger.loads.work
-    assert (work.computed, work.unheard) == (800_000, 0)
-    assert work.said_seconds == pytest.approx(100.0)
+    assert (work.computed, work.untimed) == (800_000, 0)
+    assert work.reported_seconds == pytest.approx(100.0)
     fleet.pair("next", 1, isl=4000)
     assert ledger.loads.silent(fleet.now + 1.0) == 0
 

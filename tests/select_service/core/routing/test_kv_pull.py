@@ -208,7 +208,7 @@ def test_a_rank_is_not_distrusted_for_blocks_that_it_did_not_pull(*, is_pair: bo
         fleet.pair("p", *PROMPT)
     else:
         fleet.take("p", *PROMPT)
-    fleet.core.cached_tokens.hear("p", 0, fleet.now)
+    fleet.core.cached_tokens.report("p", 0, fleet.now)
     slot = fleet.core.lifecycle.bookings.get("p").reservation.slot
     trust = fleet.core.partitions[DEFAULT].trust
     rank = trust.find(slot)

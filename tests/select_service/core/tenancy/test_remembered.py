@@ -184,9 +184,9 @@ def test_explained_bookings_ended_ones_and_the_doctors_prompts() -> None:
     assert core.decisions.explained(RIVAL + "0") is not None
     assert core.decisions.explained(ACME + "0") is None
     core.decisions.check()
-    before = core.counters.cached_tokens_told.get("compared", 0)
+    before = core.counters.cached_token_reports.get("compared", 0)
     core.reservations.free(RIVAL + "0", fleet.now, 0)
-    assert core.counters.cached_tokens_told["compared"] == before + 1
+    assert core.counters.cached_token_reports["compared"] == before + 1
 
 
 def book(fleet: Fleet, prefix: str, number: int, *, explain: bool = True) -> None:

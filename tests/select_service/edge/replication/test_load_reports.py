@@ -52,7 +52,7 @@ async def select(client: httpx.AsyncClient) -> int:
 
 def used(service: Driver) -> float | None:
     told = service.core.admission_controller.reports.by_worker.get(1, {}).get(0)
-    return None if told is None else told.told.kv_used_blocks
+    return None if told is None else told.metrics.kv_used_blocks
 
 
 async def test_a_report_to_one_replica_counts_at_both_and_may_move() -> None:
@@ -92,5 +92,5 @@ async def test_what_an_engine_found_is_compared_where_it_was_predicted(*, is_end
         answer = await clients[1].post("/reservations/batch", json={"operations": [done]})
         (result,) = answer.json()["results"]
         assert (result["status"], "ended" in result) == (404 if is_ended else 200, is_ended)
-        await until(lambda: here.counters.cached_tokens_told == {"compared": 1})
-        assert there.counters.cached_tokens_told == {"told_replicas": 1}
+        await until(lambda: here.counters.cached_token_reports == {"compared": 1})
+        assert there.counters.cached_token_reports == {"told_replicas": 1}

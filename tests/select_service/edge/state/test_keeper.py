@@ -217,7 +217,7 @@ async def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> N
     def hear(service: Driver, messages: Iterable[Any]) -> None:
         for message in messages:
             service._carry_out(
-                service.core.replica_operations.heard("tcp://p:1", message, service._clock())
+                service.core.replica_operations.receive("tcp://p:1", message, service._clock())
             )
 
     async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
