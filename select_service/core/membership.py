@@ -322,11 +322,14 @@ class Membership:
         self.scopes_closed += 1
         self.on_closed(partition)
 
-    def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> list[Lost]:
+    def replace(
+        self, old: Worker | None, new: Worker | None, effects: Effects, now: float
+    ) -> list[Lost]:
         """Replace `old` by `new`; either may be None or have no slot.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
-        source keeps its stream. Everything else of `old` is dropped.
+        source keeps its stream. Everything else of `old` is dropped, also what was learnt of an
+        engine at another endpoint.
 
         Returns:
             The slots whose reservations lost their rank.
@@ -345,6 +348,9 @@ class Membership:
         if old is not None and old.slots:
             kept = new.ranks if staying and new is not None else range(0)
             dropped = self._detach(old, kept, effects, keep=staying)
+            if staying and new is not None and new.spec.endpoint != old.spec.endpoint:
+                for slot in old.slots.values():
+                    self.partitions[old.scope].replace_engine(slot, now)
         if new is not None and entering:
             self._attach(new, old if staying else None, effects)
         return dropped

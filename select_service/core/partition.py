@@ -401,6 +401,16 @@ class Partition:
         columns = loads.prefill, loads.decode, loads.churn, loads.context
         return kind(*columns, loads.queue_updated_at, loads.ahead, loads.requests)
 
+    def replace_engine(self, slot: int, now: float) -> None:
+        """Forget what was learnt of a rank's engine: its worker has another endpoint from now on.
+
+        Events are of their source, at an endpoint of its own, and so is distrust of them.
+        """
+        if slot in self.estimate.followed:
+            self.trust.forget(slot)
+        self.ledger.replace_engine(slot, now)
+        self.outliers.forget(slot)
+
     def ensure_columns(self) -> None:
         """Grow the columns with the index, which may have gained ranks of its own."""
         self.ledger.ensure(self.index.capacity)

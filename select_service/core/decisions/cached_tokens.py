@@ -169,7 +169,7 @@ class CachedTokenReports:
             if booking.reservation.live:
                 _correct_estimate(booking, cached_tokens, now)
         partition, slot, predicted = prompt.partition, prompt.slot, prompt.predicted
-        if predicted is None:
+        if predicted is None or not partition.ledger.is_current(slot, prompt.booked_at):
             return "unpredicted"
         predicted = min(predicted, _findable(partition, prompt.isl_tokens))
         if cached_tokens < predicted:
@@ -335,13 +335,15 @@ def _predicted(booking: LiveReservation) -> int | None:
 def _correct_estimate(booking: LiveReservation, cached_tokens: int, now: float) -> None:
     """Let an engine's report of a prompt's cached tokens correct the estimate of its rank."""
     partition, reservation = booking.partition, booking.reservation
-    if reservation.slot not in partition.estimate.followed:
+    slot = reservation.slot
+    is_current = partition.ledger.is_current(slot, reservation.created)
+    if slot not in partition.estimate.followed or not is_current:
         return
     chain = partition.ledger.chain_of(reservation)
     found = cached_tokens // partition.index.block_size
     if cached_tokens >= _findable(partition, reservation.isl_tokens):
         found = len(chain) // HASH_BYTES  # it cannot find more
-    partition.estimate.correct(reservation.slot, chain, found, reservation.created, now)
+    partition.estimate.correct(slot, chain, found, reservation.created, now)
 
 
 def _findable(partition: Partition, isl_tokens: int) -> int:

@@ -10,6 +10,7 @@ deploy/docs/contract.md, section 4.
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from indexer.types import HASH_BYTES
@@ -52,7 +53,9 @@ class Ledger:
         self.sequence_blocks = sequence_blocks
         """A request's fixed weight in the context: `SEQUENCE_TOKENS` of the pricing."""
         self.previous_ranks: list[int] = []
-        """Number of previous ranks of each slot."""
+        """Number of previous ranks of each slot, and of other engines of this one."""
+        self.engine_since: dict[int, float] = {}
+        """By slot, when its rank's worker came to another endpoint; see `is_current`."""
         self.live = 0
         """Number of reservations."""
         self.estimate = estimate or CacheEstimate()
@@ -189,7 +192,7 @@ class Ledger:
             by_slot = loads.prefill_left
             left, head = by_slot[slot], 0
             if tokens:
-                if is_measured:
+                if is_measured and self.is_current(slot, reservation.created):
                     learn_prefill(loads, reservation, now, cached_tokens)
                 left -= tokens
                 by_slot[slot] = left
@@ -209,9 +212,9 @@ class Ledger:
 
     def note_computed(self, reservation: LedgerReservation, now: float) -> None:
         """Note that a live reservation's prompt is cached on its rank, where that is estimated."""
-        if reservation.slot in self.estimate.followed:
-            chain = self.blocks.chain(reservation.chain)
-            self.estimate.computed(reservation.slot, chain, now)
+        slot = reservation.slot
+        if slot in self.estimate.followed and self.is_current(slot, reservation.created):
+            self.estimate.computed(slot, self.blocks.chain(reservation.chain), now)
 
     def fade_prefill(self, reservation: LedgerReservation, tokens: int) -> None:
         """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
@@ -243,7 +246,8 @@ class Ledger:
         self._grew(reservation)
         outputs, last = reservation.output_blocks, reservation.output_report
         if last is None:
-            reservation.output_report = OutputReport(now, outputs, now, outputs)
+            if self.is_current(reservation.slot, reservation.created):
+                reservation.output_report = OutputReport(now, outputs, now, outputs)
         elif now - last.at >= BLOCKS_EVERY_S:  # else of one burst: its first call was for all
             slot, loads = reservation.slot, self.loads
             if outputs > last.outputs:
@@ -311,15 +315,31 @@ class Ledger:
 
     # -- ranks that leave ----------------------------------------------------------------------
 
+    def replace_engine(self, slot: int, now: float) -> None:
+        """Forget what was learnt of a slot's engine; its reservations stay, and teach nothing."""
+        self._forget_engine(slot)
+        self.estimate.clear(slot)
+        self.engine_since[slot] = now
+        for reservation in self.reservations_on(slot):
+            reservation.first_token = reservation.output_report = None
+
+    def _forget_engine(self, slot: int) -> None:
+        self.loads.forget_churn(slot)
+        self.previous_ranks[slot] += 1
+        self.loads.speeds.forget(slot)
+
+    def is_current(self, slot: int, booked_at: float) -> bool:
+        """Whether what was booked on a slot then is at the engine that is there now."""
+        return booked_at > self.engine_since.get(slot, -inf)
+
     def drop_slot(self, slot: int) -> int:
         """Empty a slot whose rank has left; return how many reservations that ended.
 
         They are no longer live and count nowhere; `sweep` returns them later. O(1), whatever their
         number.
         """
-        self.loads.forget_churn(slot)
-        self.previous_ranks[slot] += 1
-        self.loads.speeds.forget(slot)
+        self._forget_engine(slot)
+        self.engine_since.pop(slot, None)
         dropped = len(self._generations[slot].reservations)
         if not dropped:
             return 0

@@ -4,7 +4,7 @@ Two straight lines per rank, fitted to what was measured lately: the time to a f
 tokens that were to be computed before it (those booked there and the prompt's own), and the time of
 a block of output over the context its rank attends to. So unequal engines are seen, and a number
 holds for a load that was not met yet. Outliers count as far as they are likely. Nothing is shared
-between ranks, and a rank is forgotten with its slot.
+between ranks, and a rank is forgotten with its slot, or once its worker has another endpoint.
 """
 
 from __future__ import annotations

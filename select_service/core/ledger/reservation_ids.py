@@ -49,6 +49,12 @@ class LiveReservation(Struct, eq=False):
     older: LiveReservation | None = None  # bookings made with the same selection_id
     younger: LiveReservation | None = None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is at the engine that its rank has now."""
+        reservation = self.reservation
+        return self.partition.ledger.is_current(reservation.slot, reservation.created)
+
 
 class ReservationIds:
     """Live ids, their second names, waiting ids and recently freed ids."""

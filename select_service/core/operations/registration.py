@@ -167,7 +167,7 @@ class Registration:
 
     def _change(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
         """Replace a worker's ranks; the first slice of the lost load is cleared away at once."""
-        self._lifecycle.dropped(self._membership.replace(old, new, effects))
+        self._lifecycle.dropped(self._membership.replace(old, new, effects, now))
         partition = None if old is None else self._membership.partitions.get(old.scope)
         if partition is not None:
             self._lifecycle.sweep(partition, self._limits.dropped_per_turn_max, now)

@@ -6,6 +6,7 @@ requests in (`waiting_requests.py`).
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -312,16 +313,18 @@ class ReservationCalls:
             self._outcomes[outcome] += 1
         if outcome == "failed":
             for one in live[:1]:  # the prefill leg goes first, and ends when it has done its part
-                one.partition.outliers.failed(one.reservation.slot, now)
+                if one.is_current:
+                    one.partition.outliers.failed(one.reservation.slot, now)
         elif outcome != "cancelled":
             if outcome is not None:
                 self._note_life(name)
             for one in live:
-                one.partition.outliers.succeeded(one.reservation.slot, one.reservation.created)
+                if one.is_current:
+                    one.partition.outliers.succeeded(one.reservation.slot, one.reservation.created)
 
     def _note_life(self, name: str) -> None:
         """Note that the engine of a reservation answers."""
-        for one in self._live(name):
+        for one in filter(attrgetter("is_current"), self._live(name)):
             one.partition.outliers.answered(one.reservation.slot, one.reservation.created)
 
     def _live(self, name: str) -> list[LiveReservation]:

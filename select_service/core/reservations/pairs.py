@@ -201,7 +201,8 @@ class Pairs:
         for leg in legs if booked else ():
             if leg.reservation.reservation_id == prefill_id:  # it was booked without its blocks
                 chain = leg.partition.ledger.chain_of(booked[0].reservation)
-                leg.partition.estimate.computed(leg.reservation.slot, chain, now)
+                if leg.is_current:
+                    leg.partition.estimate.computed(leg.reservation.slot, chain, now)
         known_ids = {leg.reservation.reservation_id for leg in legs}
         for one in done:
             if one not in known_ids and self._lifecycle.elsewhere.find(one) is None:
