@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
     from select_service.core.partition import Partition
     from select_service.core.replication.messages import RankLoad, SessionRank
@@ -72,6 +72,6 @@ class SessionBook(Protocol):
         """Tell replicas where a session is: one of them knows an earlier rank."""
         ...
 
-    def tell_all(self, alive: Container[int]) -> None:
+    def tell_all(self, alive: Container[int], now: float) -> Iterator[None]:
         """Tell a replica that starts of all sessions that no other one of `alive` tells it of."""
         ...

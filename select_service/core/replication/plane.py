@@ -120,7 +120,7 @@ class Replicas:
         if not alive <= self._listeners:
             self._reports.queue_all()
             speak = {name for name, _ in alive if views[name].heard_at >= silent_since}
-            self._sessions.tell_all(speak)
+            self._chores.append(self._sessions.tell_all(speak, now))
         self._listeners = alive
 
     def _tell_reports(self, now: float, effects: Effects) -> bool:

@@ -26,12 +26,13 @@ from msgspec import Struct
 
 from select_service.core.changes import SESSION
 from select_service.core.replication.messages import SessionRank
+from select_service.core.replication.publishers import LOOKS_PER_STEP
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
     from indexer.types import Scope
     from select_service.core.changes import Changes
@@ -167,9 +168,8 @@ class Sessions:
     ) -> None:
         """Record that a request of the session went to this slot.
 
-        `is_booked`: replicas hear of it with its reservation. Else they are told of a
-        session that has moved, and once in a while of one that has not. `asked_at` None:
-        the request came now.
+        `is_booked`: replicas hear of it with its reservation. Else they are told of a session that
+        has moved, and once in a while of one that has not. `asked_at` None: the request came now.
         """
         if not self.is_on:
             return
@@ -273,15 +273,18 @@ class Sessions:
         """Tell replicas where a session is: one of them knows an earlier rank."""
         self._untold.setdefault((partition, session_id), False)
 
-    def tell_all(self, alive: Container[int]) -> None:
+    def tell_all(self, alive: Container[int], now: float) -> Iterator[None]:
         """Tell a replica that starts of all sessions that no other one of `alive` tells it of.
 
-        Those are the ones that replicas heard of from us last, or from one that is gone. O(all).
+        Those are the ones that replicas heard of from us last, or from one that is gone. In steps.
         """
         for ranks in self._rows.rows:
-            for key, rank in ranks.items():
-                if not rank.teller or rank.teller not in alive:
+            for number, key in enumerate(list(ranks)):
+                rank = ranks.get(key)
+                if rank and rank.teller not in alive and _counts(key[0], rank, now):
                     self._untold.setdefault(key, False)
+                if number % LOOKS_PER_STEP == 0:
+                    yield
 
     def untold(self, limit: int) -> list[SessionRank]:
         """Take up to `limit` sessions that replicas are to be told of."""
@@ -365,9 +368,8 @@ class Sessions:
 
     def find(self, partition: Partition, session_id: str) -> _SessionRank | None:
         """Return what is known of a session."""
-        key = partition, session_id
-        found = (ranks.get(key) for _, ranks in self._rows.where(partition.scope.tenant_id))
-        return next(filter(None, found), None)
+        rows = self._rows.where(partition.scope.tenant_id)
+        return next(filter(None, (ranks.get((partition, session_id)) for _, ranks in rows)), None)
 
     def present(self, partition: Partition, session_id: str) -> _SessionRank | None:
         """Return what is known of a session whose rank is there."""
@@ -464,8 +466,7 @@ class Sessions:
         self._rows.check()
         assert len(self._untold) <= len(self._rows)
         for ranks in self._rows.rows:
-            assert all(rank.gap_s >= 0.0 for rank in ranks.values())
-            assert all(rank.running >= 0 for rank in ranks.values())
+            assert all(rank.gap_s >= 0.0 and rank.running >= 0 for rank in ranks.values())
 
 
 def _is_there(partition: Partition, rank: _SessionRank) -> bool:

@@ -21,7 +21,7 @@ from select_service.core.replication.messages import (
     SessionRank,
     SessionRanks,
 )
-from select_service.core.reservations.sessions import RETOLD_SHARE
+from select_service.core.reservations.sessions import GAP_TTL_MIN_S, RETOLD_SHARE
 from tests.select_service.core.reservations.test_sessions import ask
 from tests.select_service.core.reservations.test_shared_sessions import (
     TTL_S,
@@ -119,6 +119,22 @@ def test_one_that_starts_is_told_of_all_sessions_once_whoever_chose_for_them(
     assert sorted({one.session_id for one in net.told}) == ["s0", "s1", "s2"]
     assert not any(one.is_news for one in net.told)
     assert len(net.told) <= 4, "those of the one that is gone are told by both"
+
+
+def test_one_that_starts_is_told_of_no_session_that_is_over() -> None:
+    net = SessionNet(session_ttl_s=60.0)
+    here, there = net.nodes
+    ask(here, "a", 3)
+    here.did(here.core.reservations.free("a", net.now))
+    net.run(1.0)
+    ask(here, "b", 3)
+    here.did(here.core.reservations.free("b", net.now))
+    net.run(2 * GAP_TTL_MIN_S)
+    assert place_of(here) == 3, "what is known of its gaps is kept"
+    back(there)
+    net.run(3.0)
+    assert net.told == []
+    assert place_of(there) is None
 
 
 def test_to_be_told_again_is_no_sign_of_life() -> None:
