@@ -57,7 +57,7 @@ class Operations(Verbs):
 
     @Verb
     def drain_status(self, worker_id: int) -> Run[DrainStatus]:
-        """GET /workers/{id}/drain: tell how far a worker is from being idle, draining or not.
+        """GET /workers/{id}/drain: return how far a worker is from being idle, draining or not.
 
         Raises:
             WorkerNotFound: there is none with this id.
@@ -66,7 +66,7 @@ class Operations(Verbs):
 
     @Verb
     def report(self, worker_id: int, metrics: WorkerMetrics) -> Run[WorkerMetricsAnswer]:
-        """POST /workers/{id}/metrics: take in what a worker says of its own load.
+        """POST /workers/{id}/metrics: apply what a worker reports of its own load.
 
         Raises:
             WorkerNotFound: there is none with this id.
@@ -77,7 +77,10 @@ class Operations(Verbs):
 
     @Verb
     def leases(self, owner: str | None = None, limit: int = 100) -> Run[LeaseList]:
-        """GET /leases: list open leases, oldest first (100 unless told), and how many there are."""
+        """GET /leases.
+
+        List open leases, oldest first (100 unless given), and how many there are.
+        """
         return self._answered(
             "GET", "/leases" + calls.query(owner=owner, limit=limit), kind=LeaseList
         )

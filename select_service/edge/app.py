@@ -256,11 +256,11 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
-        told: dict[str, object] = {"version": __version__, "kernels": kernels_text()}
+        facts: dict[str, object] = {"version": __version__, "kernels": kernels_text()}
         if picker is not None:
             await picker.start()
-            told["epp_port"] = picker.port
-        _log.info("listening", extra=entrances.describe() | told)
+            facts["epp_port"] = picker.port
+        _log.info("listening", extra=entrances.describe() | facts)
         await server.serve(sockets=entrances.sockets)
     except CannotListenError as error:
         _log.error("cannot listen on %s", error)
@@ -286,7 +286,7 @@ def _handle_signals(server: Server, leaving: GracefulShutdown, application: Appl
         (leaving.begin if server.started else server.go)()
 
     def announce() -> None:
-        """Announce leaving and wait for SIGTERM; before start-up there is no client to tell."""
+        """Announce leaving and wait for SIGTERM; before start-up there is no client to notify."""
         if server.started:
             leaving.announce()
 

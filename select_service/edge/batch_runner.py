@@ -52,15 +52,15 @@ async def explained(
     Args:
         answer: as the batch returned it.
         decision_reports: renders decisions.
-        write: as in `DecisionReporter.tell`.
+        write: as in `DecisionReporter.report`.
     """
     results = []
     for one in answer.results:
         for name in ("selection", "cache_threshold"):
-            said = getattr(one, name)
-            if said is not UNSET and said.decision is not UNSET:
-                told = await decision_reports.finish(said, _WITH_DECISION, write)
-                one = msgspec.structs.replace(one, **{name: told})  # noqa: PLW2901 - as it goes out
+            part = getattr(one, name)
+            if part is not UNSET and part.decision is not UNSET:
+                finished = await decision_reports.finish(part, _WITH_DECISION, write)
+                one = msgspec.structs.replace(one, **{name: finished})  # noqa: PLW2901 - as it goes out
                 await asyncio.sleep(0)
         results.append(one)
     return msgspec.structs.replace(answer, results=results)

@@ -32,7 +32,7 @@ AGAIN_S: Final = 30.0
 _log = logging.getLogger("select_service")
 
 Key = tuple["CanaryTarget", str, bool]
-"""A rank with all that decides how it is told of: its events endpoint, and whether by pairs."""
+"""A rank with all that decides how it is published: its events endpoint, and whether by pairs."""
 
 
 class CanaryWatch:
@@ -82,11 +82,11 @@ class CanaryWatch:
         if not asked:
             return
         outcomes = await self._canaries.send([ranks[key] for key in asked])
-        for key, told in zip(asked, outcomes, strict=True):
-            self._note(key, told)
+        for key, outcome in zip(asked, outcomes, strict=True):
+            self._note(key, outcome)
 
     def _ranks(self) -> dict[Key, CanaryTarget]:
-        """Return the ranks that can be chosen and tell of their caches."""
+        """Return the ranks that can be chosen and publish their caches."""
         found: dict[Key, CanaryTarget] = {}
         for worker in self._core.catalog:
             if worker.lifecycle != "schedulable" or worker.kv_events != "engine":

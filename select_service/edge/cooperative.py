@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
 
 T = TypeVar("T")
-Told = TypeVar("Told")
+R = TypeVar("R")
 
 SLICE_S: Final = 0.0002
 """A fifth of the delay that a request notices."""
@@ -32,22 +32,22 @@ class TimeSlices:
             await asyncio.sleep(0)
             self._until = perf_counter() + SLICE_S
 
-    async def mapped(self, function: Callable[[T], Told], values: Iterable[T]) -> list[Told]:
+    async def mapped(self, function: Callable[[T], R], values: Iterable[T]) -> list[R]:
         """Return the results of a function of many values, each some microseconds."""
-        results: list[Told] = []
+        results: list[R] = []
         for one in values:
             results.append(function(one))
             await self.yield_if_due()
         return results
 
-    async def through(self, steps: Generator[None, None, Told]) -> Told:
+    async def through(self, steps: Generator[None, None, R]) -> R:
         """Run all steps, yielding to the loop whenever a slice is used up; return their result."""
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                told: Told = end.value
-                return told
+                result: R = end.value
+                return result
             await self.yield_if_due()
 
 
@@ -60,13 +60,13 @@ async def ended(*tasks: asyncio.Task[None] | None) -> None:
 
 
 async def take_steps(
-    steps: Generator[Effects, float, Told],
+    steps: Generator[Effects, float, R],
     clock: Callable[[], float],
     carry_out: Callable[[Effects], None],
     *,
     are_begun: bool = False,
-) -> Told:
-    """Take the steps of the core, each told its time; carry out the effects of each, and yield.
+) -> R:
+    """Take the steps of the core, each given its time; carry out the effects of each, and yield.
 
     Args:
         steps: what is to be done, in parts of some microseconds.
@@ -80,8 +80,8 @@ async def take_steps(
         try:
             effects = steps.send(now)
         except StopIteration as end:
-            told: Told = end.value
-            return told
+            result: R = end.value
+            return result
         carry_out(effects)
         await slices.yield_if_due()
         now = clock()

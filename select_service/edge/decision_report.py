@@ -50,7 +50,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     candidates: bool = False  # include every rank
 
 
-def as_told(candidate: Candidate) -> Candidate:
+def unencoded(candidate: Candidate) -> Candidate:
     """Leave a rank unencoded, for a reader in the same process."""
     return candidate
 
@@ -65,7 +65,7 @@ class DecisionReporter:
         self._decisions, self._clock, self._transfer_cost = self.sources
         self._wall_ahead = 0.0  # of our clock; kept, so that repeated answers show the same times
 
-    def told(self, record: DecisionRecord) -> ExplainedRecord:
+    def explain(self, record: DecisionRecord) -> ExplainedRecord:
         """Return a renderer of a record."""
         from select_service.core.decisions.explain import ExplainedRecord  # loaded on first use
 
@@ -77,9 +77,9 @@ class DecisionReporter:
             record, self._wall_ahead, self._transfer_cost, is_withdrawn=withdrawn
         )
 
-    def decision_of(self, told: ExplainedRecord) -> Decision:
+    def decision_of(self, explained: ExplainedRecord) -> Decision:
         """Return a decision without its candidates, under the ids that the caller knows."""
-        return told.decision()
+        return explained.decision()
 
     def find(
         self,
@@ -105,8 +105,8 @@ class DecisionReporter:
             raise DecisionNotFound(name, self._decisions.count_max)
         return record
 
-    async def tell(
-        self, record: object, write: Callable[[Candidate], object] = as_told
+    async def report(
+        self, record: object, write: Callable[[Candidate], object] = unencoded
     ) -> Decision:
         """Render a whole decision, yielding to the loop every fraction of a millisecond.
 
@@ -119,13 +119,13 @@ class DecisionReporter:
             record, DecisionRecord
         ):  # already rendered: callers may wait for one answer
             return cast("Decision", record)
-        told = self.told(record)
-        decision = self.decision_of(told)
+        explained = self.explain(record)
+        decision = self.decision_of(explained)
         some: list[object] = []
         slices = TimeSlices()
         decision.candidates = cast("list[Candidate]", some)
-        for start in range(0, len(told), SLICE):
-            some += map(write, told.candidates(start, start + SLICE))
+        for start in range(0, len(explained), SLICE):
+            some += map(write, explained.candidates(start, start + SLICE))
             await slices.yield_if_due()
         return decision
 
@@ -133,7 +133,7 @@ class DecisionReporter:
         self,
         answer: Answer,
         request: SelectRequest,
-        write: Callable[[Candidate], object] = as_told,
+        write: Callable[[Candidate], object] = unencoded,
     ) -> Answer:
         """Return an answer as it goes out: with its decision rendered if `explain` was set.
 
@@ -147,14 +147,14 @@ class DecisionReporter:
             record = self._decisions.explained(request.reservation_id or "")
             if record is None:
                 return answer
-        return msgspec.structs.replace(answer, decision=await self.tell(record, write))
+        return msgspec.structs.replace(answer, decision=await self.report(record, write))
 
     async def finish_refusal(
-        self, error: ServiceError, write: Callable[[Candidate], object] = as_told
+        self, error: ServiceError, write: Callable[[Candidate], object] = unencoded
     ) -> None:
         """Render the decision behind a refusal, if `explain` was set."""
         if error.decision is not None:
-            error.decision = await self.tell(error.decision, write)
+            error.decision = await self.report(error.decision, write)
 
     async def matching(self, wanted: Wanted) -> list[DecisionRecord]:
         """Return the matching records, newest first.
@@ -183,14 +183,14 @@ class DecisionReporter:
         records: list[DecisionRecord],
         *,
         candidates: bool,
-        write: Callable[[Candidate], object] = as_told,
+        write: Callable[[Candidate], object] = unencoded,
     ) -> AsyncIterator[Decision]:
         """Render one after another, yielding to the loop in between."""
         slices = TimeSlices()
         for record in records:
             yield (
-                await self.tell(record, write)
+                await self.report(record, write)
                 if candidates
-                else self.decision_of(self.told(record))
+                else self.decision_of(self.explain(record))
             )
             await slices.yield_if_due()

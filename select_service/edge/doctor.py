@@ -133,7 +133,7 @@ class Doctor:
         for _ in self._round():
             await slices.yield_if_due()
         self._examined_at = began_at
-        _tell(self.examiner.changes)
+        _log_changes(self.examiner.changes)
 
     def _round(self) -> Iterator[None]:
         now, wall_now = self._clock(), self._wall_clock()
@@ -149,7 +149,7 @@ class Doctor:
         )
 
 
-def _tell(changes: list[FindingChange]) -> None:
+def _log_changes(changes: list[FindingChange]) -> None:
     """Log each finding once when it appears and once when it is over."""
     for change in changes[:LOGGED_MAX]:
         facts: dict[str, object] = {"code": change.code}

@@ -18,7 +18,7 @@ from select_service.edge.arguments import (
     taken_or_none,
 )
 from select_service.edge.batch_runner import explained
-from select_service.edge.decision_report import Wanted, as_told
+from select_service.edge.decision_report import Wanted, unencoded
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.embedded_operation import operation
@@ -183,7 +183,7 @@ class SelectionService(EmbeddedOperations):
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
         with withdrawn_if_lost(self.driver, answer):
-            return await explained(answer, self.driver.decision_reports, as_told)
+            return await explained(answer, self.driver.decision_reports, unencoded)
 
     @operation
     async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:
@@ -242,7 +242,7 @@ class SelectionService(EmbeddedOperations):
     @operation
     async def decision(self, name: str) -> Decision:
         """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
-        return await self.driver.decision_reports.tell(self.driver.decision_reports.find(name))
+        return await self.driver.decision_reports.report(self.driver.decision_reports.find(name))
 
     @operation
     async def decisions(self, wanted: Wanted | Mapping[str, Any]) -> list[Decision]:

@@ -68,7 +68,7 @@ class EmbeddedOperations:
 
     @operation
     async def drain_status(self, worker_id: int) -> DrainStatus:
-        """Tell how far a worker is from being idle, draining or not.
+        """Return how far a worker is from being idle, draining or not.
 
         GET /workers/{id}/drain.
 
@@ -81,7 +81,7 @@ class EmbeddedOperations:
     async def report(
         self, worker_id: int, metrics: WorkerMetrics | Mapping[str, Any]
     ) -> WorkerMetricsAnswer:
-        """Take in what a worker says of its own load.
+        """Apply what a worker reports of its own load.
 
         POST /workers/{id}/metrics.
 
@@ -100,7 +100,7 @@ class EmbeddedOperations:
 
     @operation
     async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
-        """List open leases, oldest first (100 unless told), and how many there are.
+        """List open leases, oldest first (100 unless given), and how many there are.
 
         GET /leases.
         """

@@ -3,7 +3,7 @@
 It begins with SIGTERM, or with SIGUSR1 (`leave_command.py`) if SIGTERM will follow later. From then
 on /ready is 503, replicas know, and every answer closes its connection, so that clients reconnect
 through their load balancer to the replicas that stay. All requests are answered until the end:
-clients that have not heard yet must not fail. `app.py` wires this up.
+clients that do not know yet must not fail. `app.py` wires this up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Host(Protocol):
     """The service that leaves."""
 
     def announce_leaving(self) -> None:
-        """Become not ready and tell replicas."""
+        """Become not ready and notify replicas."""
 
     @property
     def awaited(self) -> int:
@@ -49,7 +49,7 @@ class GracefulShutdown:
 
         Args:
             service: the service that leaves.
-            notice_s: minimum time everything is still served, for the news to spread.
+            notice_s: minimum time everything is still served, until clients know of it.
             grace_s: maximum time to wait for reservations booked here to finish.
             close_answers: makes every answer close its connection.
             end: ends the process.
@@ -66,8 +66,8 @@ class GracefulShutdown:
             self._announced_at = asyncio.get_running_loop().time()
             self._service.announce_leaving()
             self._close_answers()
-            told = {"notice_s": self._notice_s, "grace_s": self._grace_s}
-            _log.info("leaving", extra=told)
+            facts = {"notice_s": self._notice_s, "grace_s": self._grace_s}
+            _log.info("leaving", extra=facts)
         return self._announced_at
 
     def begin(self) -> None:

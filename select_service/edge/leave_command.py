@@ -1,7 +1,7 @@
 """`select-service leave`: makes the service on this machine announce that it will leave.
 
-Meant for a preStop hook: Kubernetes sends SIGTERM once the hook has returned. By then the news has
-spread, and the service ends as soon as it is not needed. No token is required: a user that may
+Meant for a preStop hook: Kubernetes sends SIGTERM once the hook has returned. By then clients
+know, and the service ends as soon as it is not needed. No token is required: a user that may
 signal the process may end it anyway.
 """
 
@@ -33,14 +33,14 @@ def main(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Signal a process and wait for the news to spread; return 1 if it cannot be signalled."""
+    """Signal a process and wait for the notice to spread; return 1 if it cannot be signalled."""
     args = parse_command(add_commands, argv)
     if not is_service(args.pid):  # SIGUSR1 kills a process that does not handle it
         return _fail(f"process {args.pid} is no select-service")
     try:
         os.kill(args.pid, WORD)
     except OSError as error:
-        return _fail(f"cannot tell process {args.pid}: {error}")
+        return _fail(f"cannot signal process {args.pid}: {error}")
     until = clock() + args.wait_s
     while clock() < until and is_service(args.pid):
         sleep(LOOK_S)
@@ -52,9 +52,9 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "leave",
         help="Announces that the service on this machine will stop.",
-        description="Tells a service on this machine that it will have to go (SIGUSR1): /ready is "
-        "503 from now on, replicas know, every answer closes its connection, and all requests are "
-        "served until SIGTERM. For preStop hooks.",
+        description="Notifies a service on this machine that it will have to go (SIGUSR1): /ready "
+        "is 503 from now on, replicas know, every answer closes its connection, and all requests "
+        "are served until SIGTERM. For preStop hooks.",
         examples="select-service leave --pid 4711 --wait-s 5",
     )
     parser.add_argument(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
 
 APPLY_AFTER_S: Final = 0.1
-"""Between the first report heard and applying all that have arrived by then."""
+"""Between the first report received and applying all that have arrived by then."""
 UNREADABLE: Final = (ValueError, RecursionError, OverflowError)  # what msgspec and `read` raise
 RANKS_MAX: Final = 65_536
 """Ranks with a report not yet applied."""
@@ -34,7 +34,7 @@ _MEMBERS_MAX: Final = 64  # six are defined; unknown ones are skipped
 _FRAMES_MIN: Final = 2  # topic and payload; engines' own sockets put a sequence number between
 
 
-class _Told(msgspec.Struct):
+class _RankReport(msgspec.Struct):
     """A message, read leniently: unknown members are skipped."""
 
     dp_rank: int | None = None
@@ -44,8 +44,8 @@ class _Told(msgspec.Struct):
     num_requests_running: int | None = None
 
 
-class _Message(_Told):
-    ranks: list[_Told] = []
+class _Message(_RankReport):
+    ranks: list[_RankReport] = []
 
 
 _from_msgpack: Final = msgspec.msgpack.Decoder(_Message, strict=False).decode
@@ -72,7 +72,7 @@ class LoadTopic:
             ranks_max: ranks in one message.
         """
         self._bytes_max, self._ranks_max = bytes_max, ranks_max
-        self.heard = 0
+        self.received = 0
         self.bad = 0
         """Messages that were unreadable or too long."""
         self.left_out = 0
@@ -81,13 +81,13 @@ class LoadTopic:
         self._latest: dict[tuple[int, int], RankMetrics] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def hear(self, stream: EventStream, frames: Sequence[bytes]) -> None:
+    def receive(self, stream: EventStream, frames: Sequence[bytes]) -> None:
         """Record one message of the topic; never raises."""
-        self.heard += 1
+        self.received += 1
         rank = stream.rank
         try:
-            told = read(frames, self._bytes_max, self._ranks_max)
-            for one in told.ranks or [told]:
+            message = read(frames, self._bytes_max, self._ranks_max)
+            for one in message.ranks or [message]:
                 dp_rank = rank.dp_rank if one.dp_rank is None else one.dp_rank
                 self._latest[rank.worker_id, dp_rank] = rank_metrics(one, dp_rank)
         except UNREADABLE:
@@ -131,13 +131,13 @@ def read(frames: Sequence[bytes], bytes_max: int, ranks_max: int) -> _Message:
     if payload[:1] == b"{":
         if payload.count(b"{") > 2 * ranks_max:  # twice, since unknown members may contain objects
             raise ValueError(_TOO_MANY)
-        told = _from_json(payload)
+        message = _from_json(payload)
     else:
         _refuse_many(payload, ranks_max)
-        told = _from_msgpack(payload)
-    if len(told.ranks) > ranks_max:
+        message = _from_msgpack(payload)
+    if len(message.ranks) > ranks_max:
         raise ValueError(_TOO_MANY)
-    return told
+    return message
 
 
 def _refuse_many(payload: bytes, ranks_max: int) -> None:
@@ -160,19 +160,19 @@ def _announced(text: bytes, short: bytes, long: bytes) -> int:
     return int.from_bytes(text[1 : 1 + size])
 
 
-def rank_metrics(told: _Told, dp_rank: int) -> RankMetrics:
+def rank_metrics(report: _RankReport, dp_rank: int) -> RankMetrics:
     """Convert the report of one rank to the form that POST /workers/{id}/metrics takes.
 
     Raises:
         ValueError: a number is out of range or not finite.
     """
-    if told.kv_used_blocks is not None and not isfinite(told.kv_used_blocks):
+    if report.kv_used_blocks is not None and not isfinite(report.kv_used_blocks):
         raise ValueError("kv_used_blocks must be finite")
     fields = {
         "dp_rank": dp_rank,
-        "kv_used_blocks": told.kv_used_blocks,
-        "kv_total_blocks": told.kv_total_blocks,
-        "num_requests_waiting": told.num_requests_waiting,
-        "num_requests_running": told.num_requests_running,
+        "kv_used_blocks": report.kv_used_blocks,
+        "kv_total_blocks": report.kv_total_blocks,
+        "num_requests_waiting": report.num_requests_waiting,
+        "num_requests_running": report.num_requests_running,
     }
     return msgspec.convert(fields, RankMetrics)

@@ -212,22 +212,22 @@ class LogThrottle:
         """
         self._log, self._clock = log, clock
         # party → (start of its period, lines written since, lines suppressed)
-        self._told: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
+        self._logged: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
 
-    def tell(self, who: str, what: str) -> None:
-        """Log a failure that `who` caused, or count it for the next line."""
+    def log(self, party: str, what: str) -> None:
+        """Log a failure that `party` caused, or count it for the next line."""
         now = self._clock()
-        since, told, untold = self._told.pop(who, (now, 0, 0))
+        since, written, suppressed = self._logged.pop(party, (now, 0, 0))
         if now - since >= PERIOD_S:
-            since, told = now, 0
-        if told < LINES_MAX:
-            self._log(f"{what} ({untold} more since last told)" if untold else what)
-            told, untold = told + 1, 0
+            since, written = now, 0
+        if written < LINES_MAX:
+            self._log(f"{what} ({suppressed} more since the last line)" if suppressed else what)
+            written, suppressed = written + 1, 0
         else:
-            untold += 1
-        self._told[who] = since, told, untold
-        while len(self._told) > PARTIES_REMEMBERED:
-            self._told.popitem(last=False)
+            suppressed += 1
+        self._logged[party] = since, written, suppressed
+        while len(self._logged) > PARTIES_REMEMBERED:
+            self._logged.popitem(last=False)
 
 
 # Writes log lines without ever blocking: a line is written at once or counted as lost. The reader
@@ -260,7 +260,7 @@ class LogWriter(logging.Handler):
         self._stream = stream
         self._own: int | None = None
         self._number: int | None = None
-        if hasattr(select, "poll"):  # without it nothing tells whether there is room
+        if hasattr(select, "poll"):  # without it nothing shows whether there is room
             try:
                 self._number = stream.fileno()
             except (AttributeError, OSError, ValueError):  # in memory, closed, or not a file
@@ -315,7 +315,7 @@ class LogWriter(logging.Handler):
         if self._lost:
             if time.monotonic() < self._retry_at:
                 return "failed"
-            told = logging.makeLogRecord(
+            note = logging.makeLogRecord(
                 {
                     "name": "select_service",
                     "levelno": logging.WARNING,
@@ -323,7 +323,7 @@ class LogWriter(logging.Handler):
                     "msg": f"{self._lost} lines of the log are lost: they were not read",
                 }
             )
-            text = f"{self.format(told)}\n{text}"
+            text = f"{self.format(note)}\n{text}"
         if self._is_torn:
             text = f"\n{text}"
         rest = memoryview(text.encode("utf-8", "backslashreplace"))

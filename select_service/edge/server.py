@@ -196,10 +196,10 @@ class Server(uvicorn.Server):
         self._counts.unread_bytes = _cut_unread(connections, most, self._unread)
         if self._security is not None:
             self._security.tick(now)
-        self._tell_date()
+        self._update_date()
         return self.should_exit
 
-    def _tell_date(self) -> None:
+    def _update_date(self) -> None:
         """Update the `Date` header; uvicorn's own way leaves objects behind."""
         second = int(time.time())  # noqa: TID251 - an HTTP date is wall-clock time
         if second != self._second:
@@ -209,7 +209,7 @@ class Server(uvicorn.Server):
 
     def close_answers(self) -> None:
         """Make every answer close its connection."""
-        self.config.encoded_headers.append(CLOSE)  # `_tell_date` copies these
+        self.config.encoded_headers.append(CLOSE)  # `_update_date` copies these
         self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
         for kind in (self.config.http_protocol_class, self._side):
             if kind is not None:
@@ -222,7 +222,7 @@ class Server(uvicorn.Server):
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._entrances.vanish()
-        await self._hear_out()
+        await self._answer_the_last()
         self._application.leave()
         hanging_up = asyncio.get_running_loop().create_task(self._hang_up())
         try:
@@ -245,7 +245,7 @@ class Server(uvicorn.Server):
                     if transport.is_closing() and not transport.get_write_buffer_size():
                         transport.abort()
 
-    async def _hear_out(self) -> None:
+    async def _answer_the_last(self) -> None:
         """Answer what has arrived: closing a socket with an unread request resets the client.
 
         The port is closed first, so that answered clients do not come back to it, and connections

@@ -29,7 +29,7 @@ class Withdraws(Protocol):
 
 
 def ids_in(answer: object) -> list[str]:
-    """Return the ids of the reservations and pairs that an answer tells of."""
+    """Return the ids of the reservations and pairs that an answer carries."""
     if isinstance(answer, SelectBatchAnswer):
         return [name for one in answer.results for name in ids_in(one.selection)]
     name = getattr(answer, "reservation_id", None)

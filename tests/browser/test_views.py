@@ -321,7 +321,7 @@ def test_replicas_converge(serve: Serve, tab: Tabs) -> None:
     page.until("#convergence", "converged: all 1 in sync")
     page.until("[data-table=publishers] tbody", "synced")
     (row,) = page.rows("publishers").values()
-    assert row["Heard from"] == peer["endpoint"]
+    assert row["Received from"] == peer["endpoint"]
     assert int(row["Router"]) > 2**32, "an id, to the last digit"
     owns = "document.querySelector('[data-table=publishers] tbody tr').cells[5].innerText"
     page.page.wait_for_function(f"() => {owns} === '1'")

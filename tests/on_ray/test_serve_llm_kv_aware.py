@@ -180,7 +180,7 @@ def predictions(names: list[str]) -> dict[str, tuple[int, int]]:
         found = {}
         for name in names:
             try:
-                told = reports.told(reports.find(name))
+                told = reports.explain(reports.find(name))
             except DecisionNotFound:
                 continue
             chosen = told.decision().chosen.worker_id

@@ -1,6 +1,6 @@
 """Limits on what a body may contain, checked before objects are made of it.
 
-The length in bytes does not tell the cost of decoding: eight megabytes of empty strings held the
+The length in bytes does not show the cost of decoding: eight megabytes of empty strings held the
 loop for more than a second before they were refused. So the contents of long bodies are counted
 first, a millisecond per megabyte; bodies too short to cross a limit are not counted. `json_codec`
 and `msgpack_codec` call this.

@@ -346,7 +346,7 @@ def _shape_of(node: inspect.Type) -> Shape:
 
 
 def _shape_of_any(shapes: list[_MapOf | _ListOf | _Loose]) -> Shape:
-    """Join the shapes of a union: one of several objects, told apart by a tag."""
+    """Join the shapes of a union: one of several objects, distinguished by a tag."""
     if len(shapes) < 2:  # noqa: PLR2004 - nothing to join
         return shapes[0] if shapes else None
     members: dict[str, Shape] = {}

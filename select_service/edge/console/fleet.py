@@ -59,7 +59,7 @@ _Row = tuple[object, ...]
 _STAMP_MAX: Final = 1e12  # seconds; the comparison is false for NaN and infinity, too
 
 
-class News(NamedTuple):
+class FleetChanges(NamedTuple):
     """The changes found in a round, as JSON."""
 
     workers: list[bytes]
@@ -96,31 +96,31 @@ class FleetTable:
         self._service = service
         self._seen: dict[int, _Seen] = {}
 
-    def all_rows(self) -> News:
+    def all_rows(self) -> FleetChanges:
         """Return all rows as last sent, for the cost of collecting them."""
         seen = self._seen.values()
-        return News(
+        return FleetChanges(
             [one.text for one in seen], [row for one in seen for row in one.rows.values()], []
         )
 
-    async def look(self, slices: TimeSlices) -> News:
+    async def look(self, slices: TimeSlices) -> FleetChanges:
         """Return what has changed since the last call, yielding to the loop in between."""
         core = self._service.core
-        news = News([], [], [])
+        changes = FleetChanges([], [], [])
         ids = core.catalog.ids()
         for worker_id in ids:
             worker = core.catalog.find(worker_id)
             if worker is not None:  # it may be gone since `ids` was read
-                self._look_at(worker, news)
+                self._look_at(worker, changes)
             await slices.yield_if_due()
         if len(self._seen) > len(ids):
             here = set(ids)
             for worker_id in [one for one in self._seen if one not in here]:
                 del self._seen[worker_id]
-                news.gone.append(str(worker_id))
-        return news
+                changes.gone.append(str(worker_id))
+        return changes
 
-    def _look_at(self, worker: Worker, news: News) -> None:
+    def _look_at(self, worker: Worker, changes: FleetChanges) -> None:
         seen = self._seen.get(worker.worker_id)
         if seen is None:
             seen = self._seen[worker.worker_id] = _Seen()
@@ -130,7 +130,7 @@ class FleetTable:
             seen.text = _describe(worker)
             seen.ranks.clear()  # its ranks may have changed
             seen.rows.clear()
-            news.workers.append(seen.text)
+            changes.workers.append(seen.text)
             seen.rank_sources = self._rank_sources(worker)
         elif any(
             rank_source.stream is not None and rank_source.stream.closed
@@ -157,7 +157,7 @@ class FleetTable:
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = orjson.dumps((str(worker.worker_id), dp_rank, *numbers))
-                news.ranks.append(row)
+                changes.ranks.append(row)
 
     def _state_of(self, stream: EventStream) -> str:
         link = self._service.sources.link(stream)

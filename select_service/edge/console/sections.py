@@ -63,16 +63,16 @@ async def _admission(service: Driver, slices: TimeSlices) -> bytes:
         if partition.admission is not None:
             reasons.update(partition.admission.gate.tallies.decisions)
         await slices.yield_if_due()
-    told: dict[str, Any] = for_browser(replace(status, thresholds=[], scopes=[]))
-    told["decisions"] = [
+    facts: dict[str, Any] = for_browser(replace(status, thresholds=[], scopes=[]))
+    facts["decisions"] = [
         [*labels, count] for labels, count in sorted(reasons.items(), key=lambda one: -one[1])
     ]
-    told["gates"] = len(status.scopes)
+    facts["gates"] = len(status.scopes)
     lists: dict[str, Sequence[BusyThreshold | ScopeAdmission]]
     lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one row per model or pool
     members = [
         b'"%b":%b' % (name.encode(), orjson.dumps(value))
-        for name, value in told.items()
+        for name, value in facts.items()
         if name not in lists
     ]
     for name, rows in lists.items():

@@ -31,7 +31,7 @@ async def decisions(service: Driver, wanted: Wanted) -> bytes:
 
 
 def _row(one: Decision) -> dict[str, Any]:
-    told: dict[str, Any] = for_browser(
+    row: dict[str, Any] = for_browser(
         {
             "decision_id": one.decision_id,
             "route": one.route,
@@ -43,7 +43,7 @@ def _row(one: Decision) -> dict[str, Any]:
             "chosen": one.chosen,
         }
     )
-    return told
+    return row
 
 
 async def decision(service: Driver, name: str) -> bytes:
@@ -53,20 +53,20 @@ async def decision(service: Driver, name: str) -> bytes:
         DecisionsOff: no decisions are kept.
         DecisionNotFound: none has this id.
     """
-    told = await service.decision_reports.tell(service.decision_reports.find(name))
-    candidates = [] if told.candidates is UNSET else told.candidates
-    told.candidates = UNSET
+    shown = await service.decision_reports.report(service.decision_reports.find(name))
+    candidates = [] if shown.candidates is UNSET else shown.candidates
+    shown.candidates = UNSET
     rows = await for_browser_rows(candidates, TimeSlices())
-    head = orjson.dumps(for_browser(told))
+    head = orjson.dumps(for_browser(shown))
     return head[:-1] + b',"candidates":' + rows + b"}"
 
 
 async def findings(service: Driver) -> bytes:
     """Return the doctor's findings, and what becomes one if it lasts."""
     report = await service.doctor().report()
-    told = {"available": True, "why": None, "left_out": report.left_out}
+    members = {"available": True, "why": None, "left_out": report.left_out}
     slices = TimeSlices()
     rows = await for_browser_rows(report.findings, slices)
     suspected = await for_browser_rows(report.suspected, slices)
-    head = orjson.dumps(told)[:-1]
+    head = orjson.dumps(members)[:-1]
     return b"".join((head, b',"findings":', rows, b',"suspected":', suspected, b"}"))

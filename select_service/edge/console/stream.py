@@ -2,7 +2,7 @@
 
 One round serves all open pages; without any there are no rounds. A page that does not read is
 dropped, not waited for: it gets a snapshot when it reconnects. A message every second, however
-empty, tells the page that the service is alive.
+empty, shows the page that the service is alive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from select_service.edge.console.fleet import FleetTable, News, joined
+from select_service.edge.console.fleet import FleetChanges, FleetTable, joined
 from select_service.edge.console.history import now_ms
 from select_service.edge.console.sections import sections
 from select_service.edge.cooperative import TimeSlices
@@ -147,7 +147,7 @@ class LiveView:
                 self._counts.faults += 1
                 for client in self._clients:
                     client.is_new = True  # this round's changes are lost
-                _log.exception("the console could not be told what is new")
+                _log.exception("the changes could not be sent to the console")
             await asyncio.sleep(INTERVAL_S)
         self._rounds = self._view = None
 
@@ -196,11 +196,11 @@ class _View:
         slices = TimeSlices()
         fresh = await sections(self._service, slices)
         self._whole = None
-        news = await self._fleet.look(slices)
+        fleet_changes = await self._fleet.look(slices)
         self._whole = None  # a newcomer may have set it in between
         changed = {name: text for name, text in fresh.items() if self._sections.get(name) != text}
         self._sections = fresh
-        return _members(news, changed)
+        return _members(fleet_changes, changed)
 
     def whole(self) -> bytes:
         """Return the members of a snapshot: everything."""
@@ -209,8 +209,8 @@ class _View:
         return self._whole
 
 
-def _members(news: News, sections: Mapping[str, bytes]) -> bytes:
+def _members(changes: FleetChanges, sections: Mapping[str, bytes]) -> bytes:
     members = [b'"%b":%b' % (name.encode(), text) for name, text in sections.items()]
-    members += [b'"workers":' + joined(news.workers), b'"ranks":' + joined(news.ranks)]
-    members.append(b'"gone":' + orjson.dumps(news.gone))
+    members += [b'"workers":' + joined(changes.workers), b'"ranks":' + joined(changes.ranks)]
+    members.append(b'"gone":' + orjson.dumps(changes.gone))
     return b",".join(members)

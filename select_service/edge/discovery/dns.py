@@ -77,7 +77,7 @@ class DnsReplicas(DiscoverySource[frozenset[str]]):
 
 
 def is_of_our_family(address: str, own_addresses: Sequence[str]) -> bool:
-    """Tell whether an address is of the family of our own; without one of our own, IPv4."""
+    """Return whether an address is of the family of our own; without one of our own, IPv4."""
     return (":" in address) is (":" in own_addresses[0] if own_addresses else False)
 
 

@@ -48,7 +48,7 @@ class WorkerCallbacks(NamedTuple):
     """Deregisters one; likewise."""
 
     hold_back: Callable[[int, str, str | None], object]
-    """Has one take no new work, and tells why; None: it takes work again."""
+    """Has one take no new work, and says why; None: it takes work again."""
 
 
 class WorkerFollower:

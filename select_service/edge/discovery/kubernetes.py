@@ -220,7 +220,7 @@ class Watched(DiscoverySource[T], Generic[O, T]):
         before, began_at = self.progress, self.clock()
         try:
             async with asyncio.timeout(WATCH_S + WATCH_LATE_S):
-                await self._hear(client)
+                await self._watch_once(client)
         except TimeoutError:
             self._resumes += 1
             why = f"a watch of {WATCH_S} s that has not ended after {WATCH_S + WATCH_LATE_S:g} s"
@@ -233,7 +233,7 @@ class Watched(DiscoverySource[T], Generic[O, T]):
         self._resumes = 0
         self.is_good()
 
-    async def _hear(self, client: httpx.AsyncClient) -> None:
+    async def _watch_once(self, client: httpx.AsyncClient) -> None:
         ask = self._query(
             watch="1",
             allowWatchBookmarks="true",

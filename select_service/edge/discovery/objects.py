@@ -137,7 +137,7 @@ class DiscoveredPod(NamedTuple):
 
     worker_id: int
     pod: str  # namespace/name
-    created: str  # RFC 3339; empty: not told
+    created: str  # RFC 3339; empty: not given
     spec: WorkerSpec | None  # None: it takes no new work
     unready: Unready | None = None  # why; None: it may be chosen
 

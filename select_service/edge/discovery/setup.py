@@ -178,7 +178,7 @@ class _Reader(Generic[K]):
         ] = {}  # by name; found, or what is wrong
 
     def read(self, source: DiscoverySource[Workers], objects: Iterable[K]) -> Workers:
-        """Return the workers that may be chosen; tell the source of the others.
+        """Return the workers that may be chosen; report the others to the source.
 
         Invalid objects are rejected, the others stand.
         """

@@ -85,11 +85,11 @@ class WorkersFile(DiscoverySource[dict[int, WorkerSpec]]):
             raise SourceFailed("unreadable", f"{self._path}: {error.strerror}") from None
         self._seen, self._is_valid = signature, False
         workers = parse_workers(text, self._bytes_max)
-        self._tell_unknown(unknown_members(text))
+        self._log_unknown(unknown_members(text))
         self._is_valid = True
         return signature, workers
 
-    def _tell_unknown(self, unknown: list[str]) -> None:
+    def _log_unknown(self, unknown: list[str]) -> None:
         """Log the members that are not read, which may be misspelled; once while they stay."""
         before, self._unknown = self._unknown, unknown
         if unknown and unknown != before:

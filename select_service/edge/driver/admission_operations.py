@@ -72,12 +72,12 @@ class AdmissionOperations(CoreCalls):
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
-        """Take in what a worker says of its own load."""
+        """Apply what a worker reports of its own load."""
         answer, effects = self.core.admission.report(worker_id, metrics, self._clock())
         self._carry_out(effects)
         return answer
 
-    def hear_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
+    def apply_published_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
         """Apply a load report that a worker published beside its events."""
         with contextlib.suppress(WorkerNotFound):  # deregistered meanwhile
             _, effects = self.core.admission.report(

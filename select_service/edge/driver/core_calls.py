@@ -32,7 +32,7 @@ class CoreCalls:
     Attributes:
         core: the state, and the operations that change it.
         bookings: the live reservations by their ids.
-        keeper: keeps the state on disk, so it must hear of calls without effects, too; None: none.
+        keeper: keeps the state on disk, so it must learn of calls without effects, too; None: none.
     """
 
     core: SelectionCore

@@ -184,7 +184,7 @@ class Driver(
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""
         self.load_topic = LoadTopic(
-            self.hear_load,
+            self.apply_published_load,
             bytes_max=admission.load_report_bytes_max,
             ranks_max=self.core.limits.data_parallel_size_max,
         )
@@ -236,7 +236,7 @@ class Driver(
         keeper.start(changes, self.take_back)
 
     def announce_leaving(self) -> None:
-        """Become not ready; tell replicas now, so that they inherit our bookings in time."""
+        """Become not ready; notify replicas now, so that they inherit our bookings in time."""
         self.readiness.is_leaving = True
         if self.replicas is not None:
             self.replicas.leave()

@@ -62,13 +62,13 @@ class EffectsExecutor:
         if self.replicas is not None:
             self.replicas.carry_out(effects)
         for placement, ticket in effects.decided:
-            self._tell_decision(placement, ticket)
-        for news in effects.trusted:
-            _tell_trust(news)
+            self._log_decision(placement, ticket)
+        for change in effects.trusted:
+            _log_trust(change)
         for ejection in effects.ejected:
-            _tell_ejection(ejection)
+            _log_ejection(ejection)
 
-    def _tell_decision(self, placement: Placement, ticket: Ticket) -> None:
+    def _log_decision(self, placement: Placement, ticket: Ticket) -> None:
         with contextlib.nullcontext() if self._tracing is None else self._tracing.about(ticket):
             _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
 
@@ -97,26 +97,26 @@ def _ids_of(ticket: Ticket) -> dict[str, str]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _place(news: TrustChange | RankEjection) -> dict[str, Any]:
-    """Return the fields that say of which rank the news are."""
-    return news.rank._asdict() | news.scope._asdict()
+def _place(changed: TrustChange | RankEjection) -> dict[str, Any]:
+    """Return the fields that name the rank."""
+    return changed.rank._asdict() | changed.scope._asdict()
 
 
-def _tell_trust(news: TrustChange) -> None:
-    facts = _place(news) | {
-        "trust": round(news.trust, 4),
-        "missing_share": round(news.missing_share, 4),
-        "reasons": ",".join(news.reasons),
+def _log_trust(change: TrustChange) -> None:
+    facts = _place(change) | {
+        "trust": round(change.trust, 4),
+        "missing_share": round(change.missing_share, 4),
+        "reasons": ",".join(change.reasons),
     }
-    if news.reasons:
+    if change.reasons:
         _log.warning("a rank's index counts for less", extra=facts)
     else:
         _log.info("a rank's index counts in full again", extra=facts)
 
 
-def _tell_ejection(news: RankEjection) -> None:
-    change = news.change
-    facts = _place(news) | {"reason": change.reason, "failures": change.failures}
+def _log_ejection(ejection: RankEjection) -> None:
+    change = ejection.change
+    facts = _place(ejection) | {"reason": change.reason, "failures": change.failures}
     if change.is_ejected:
         _log.warning("a rank is passed over", extra=facts)
     elif change.is_alive:

@@ -76,6 +76,6 @@ class Housekeeping:
         if self._core.replicas.counters.namesakes and not self._has_namesake:
             self._has_namesake = True
             _log.error(
-                "another process speaks under our router id, so neither hears the other: "
+                "another process uses our router id, so neither receives from the other: "
                 "its --state-dir is a copy of ours, and one of both must start from an empty one"
             )

@@ -116,7 +116,7 @@ class QueryOperations(CoreCalls):
         return report.status(self._clock(), with_cost=tenants is None)
 
     async def consistency(self) -> Consistency:
-        """Compute every rank's load anew from its reservations; tell where the ledger differs."""
+        """Compute every rank's load anew from its reservations; return where the ledger differs."""
         began, slices = self._clock(), TimeSlices()
         found: list[LoadDifference] = []
         partitions = list(self.core.partitions.values())
@@ -128,7 +128,7 @@ class QueryOperations(CoreCalls):
                 if one is not None:
                     count += 1
                     if len(found) < DIFFERENCES_LISTED:
-                        found.append(_told(partition, one))
+                        found.append(_difference(partition, one))
                 await slices.yield_if_due()
         self.consistency_checks["different" if count else "consistent"] += 1
         if count:
@@ -144,7 +144,7 @@ class QueryOperations(CoreCalls):
         )
 
 
-def _told(partition: Partition, one: LedgerDifference) -> LoadDifference:
+def _difference(partition: Partition, one: LedgerDifference) -> LoadDifference:
     scope = partition.scope
     rank = None if one.slot is None else partition.fleet_slots.occupant(one.slot)
     return LoadDifference(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("select_service")
 
 HEARTBEATS_AWAITED: Final = 3
-"""Grace for a replica not heard yet, in heartbeats: time to connect, and for one that gets lost."""
+"""Grace for a replica without a message yet, in heartbeats: it connects, and one may get lost."""
 
 
 class ReplicaOperations(CoreCalls):
@@ -90,10 +90,10 @@ class ReplicaOperations(CoreCalls):
         status = self.replica_status()
         if any(one.state == "behind" for one in status):
             return False
-        heard = {one.peer for one in status}
+        known = {one.peer for one in status}
         patience_s = HEARTBEATS_AWAITED * self.core.limits.replica_heartbeat_s
         waited_s = self._clock() - self._ledgers_asked_since
-        return heard.issuperset(plane.peers()) or waited_s >= patience_s
+        return known.issuperset(plane.peers()) or waited_s >= patience_s
 
     async def _close_replication(self) -> None:
         """Close the plane. Idempotent."""

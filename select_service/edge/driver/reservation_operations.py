@@ -171,7 +171,7 @@ class ReservationOperations(CoreCalls):
         *,
         prefixes: tuple[str, ...] | None = None,
     ) -> LeaseList:
-        """List open leases, oldest first (100 unless told), and how many there are."""
+        """List open leases, oldest first (100 unless given), and how many there are."""
         if limit < 1:  # embedding calls without a query
             raise InvalidQuery("`limit` must be a whole number above 0", field="limit")
         return self.core.reservations.leases(self._clock(), owner, limit, prefixes)

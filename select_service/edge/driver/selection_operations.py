@@ -99,7 +99,7 @@ class SelectionOperations(CoreCalls):
         """Take back what an answer says was booked: it could not be given. A lease decides itself.
 
         Args:
-            answer: of a selection, a pair, a batch or a reservation; others tell of no booking.
+            answer: of a selection, a pair, a batch or a reservation; others carry no booking.
             added: `bookings.added` when it was made.
         """
         self.withdraw_named(ids_in(answer), added)

@@ -62,7 +62,7 @@ class EventSources:
         """Listen to none yet.
 
         Args:
-            turn: to tell the core of a refused source.
+            turn: to report a refused source to the core.
             recovering: must finish first.
             addresses: where connections may lead.
             load_topic: receives workers' load reports.
@@ -91,7 +91,7 @@ class EventSources:
             self._core.registry,
             clock=self._clock,
             limits=self._limits,
-            on_load=self._load_topic.hear,
+            on_load=self._load_topic.receive,
             keys=None if credentials is None else credentials.keys,
             worker_key=None if credentials is None else credentials.worker_key,
             addresses=self._addresses,
@@ -177,7 +177,7 @@ class EventSources:
                 _log.warning("event source refused for now: %s (worker %d)", error, worker_id)
             self._try_later()
         else:
-            self._refusals.tell("", f"event source refused: {error} (worker {worker_id})")
+            self._refusals.log("", f"event source refused: {error} (worker {worker_id})")
         self._carry_out(self._core.workers.refuse_source(stream.rank, str(error), self._clock()))
 
     def _try_later(self) -> None:
@@ -217,7 +217,7 @@ class EventSources:
         assert self._recording is not None
         index = self._core.registry.index(stream.scope)
         is_eagle = index is not None and index.is_eagle
-        self._recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
+        self._recording.event(stream, frames, is_replay=is_replay, is_eagle=is_eagle)
 
 
 def state_of(stream: EventStream) -> str:

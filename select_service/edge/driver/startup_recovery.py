@@ -52,7 +52,7 @@ class StartupRecovery:
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_fleet_known: Callable[[], bool] = lambda: True
-        self._untold: list[EventStream] | None = None  # None: not known yet
+        self._unpublished: list[EventStream] | None = None  # None: not known yet
 
     @property
     def is_running(self) -> bool:
@@ -146,18 +146,18 @@ class StartupRecovery:
             self._is_fleet_known = is_fleet_known
             self._readiness.wait_for(
                 PAST_EVENTS,
-                self._have_engines_told,
+                self._have_engines_published,
                 within_s=within_s,
                 after=(DISCOVERY, INDEX_SNAPSHOT),
             )
 
-    def _have_engines_told(self) -> bool:
-        if self._untold is None:
+    def _have_engines_published(self) -> bool:
+        if self._unpublished is None:
             if not self._is_fleet_known():
                 return False
-            self._untold = self._core.registry.streams()
-        self._untold = [stream for stream in self._untold if stream.awaits_past]
-        return not self._untold
+            self._unpublished = self._core.registry.streams()
+        self._unpublished = [stream for stream in self._unpublished if stream.awaits_past]
+        return not self._unpublished
 
     async def open(self, listeners: Listeners) -> None:
         """Read what is on disk, before the first stream is opened."""
@@ -168,7 +168,7 @@ class StartupRecovery:
         """Start, on the running loop.
 
         Args:
-            let_in: called when recovery from a peer is over and event sources may be heard.
+            let_in: called when recovery from a peer is over and event sources may be listened to.
         """
         if self.recovery is not None:
             work = self._recover(self.recovery, let_in)

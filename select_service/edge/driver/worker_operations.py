@@ -45,22 +45,22 @@ class WorkerOperations(CoreCalls):
 
     def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
         """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
-        return self._drain_told(*self.core.drains.drain(worker_id, request, self._clock()))
+        return self._drain_status(*self.core.drains.drain(worker_id, request, self._clock()))
 
     def undrain_worker(self, worker_id: int) -> DrainStatus:
         """Let a worker be chosen again. Repeatable."""
-        return self._drain_told(*self.core.drains.undrain(worker_id, self._clock()))
+        return self._drain_status(*self.core.drains.undrain(worker_id, self._clock()))
 
     def hold_worker_back(self, worker_id: int, source: str, why: str | None) -> None:
         """Discovery says why a worker takes no new work; None: it takes work again."""
         self._carry_out(self.core.drains.hold_back(worker_id, source, why, self._clock()))
 
-    def _drain_told(self, status: DrainStatus, effects: Effects) -> DrainStatus:
+    def _drain_status(self, status: DrainStatus, effects: Effects) -> DrainStatus:
         self._carry_out(effects)
         return self.core.drains.status(status.worker_id) if effects.listen else status
 
     def drain_status(self, worker_id: int) -> DrainStatus:
-        """Tell how far a worker is from being idle, draining or not."""
+        """Return how far a worker is from being idle, draining or not."""
         return self.core.drains.status(worker_id)
 
     async def scale_down_candidates(

@@ -162,7 +162,7 @@ _SERVER_ERROR: Final = 500
 
 
 def destination(kind: str, choice: Choice) -> Any:
-    """Return the answer to a message of a request that tells where it goes.
+    """Return the answer to a message of a request that shows where it goes.
 
     Args:
         kind: of the message; the answer's member has the same name.

@@ -1,10 +1,10 @@
 """One HTTP request of a gateway: its messages in their order, the answers to each, one reservation.
 
 How bodies are sent decides when a worker is chosen. Full duplex, as the endpoint picker's protocol
-wants it: the whole body is heard first, then headers, body and trailers are answered. Buffered: the
-headers are answered at once, the body names the endpoint. Streamed, or without a body: the headers
-name it, by load alone. The response follows: its first bytes end the prefill, its end frees the
-reservation, and so does whatever ends the stream.
+wants it: the whole body is received first, then headers, body and trailers are answered. Buffered:
+the headers are answered at once, the body names the endpoint. Streamed, or without a body: the
+headers name it, by load alone. The response follows: its first bytes end the prefill, its end frees
+the reservation, and so does whatever ends the stream.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEARD: Final = frozenset(
 )
 
 _ENGINE_FAILED: Final = "5"  # as for Envoy's own outlier detection
-"""How the status of a response begins that tells of a failed engine."""
+"""How the status of a response begins that shows a failed engine."""
 
 _SIGN_OF_LIFE_S: Final = 30.0
 """How often a response that goes on touches its reservation, which would expire otherwise."""
@@ -74,7 +74,7 @@ class ProcessingStream:
         clock: Callable[[], float],
         tenant_id: str = "default",
     ) -> None:
-        """Hear nothing yet.
+        """Receive nothing yet.
 
         Args:
             picker: chooses, and follows what was chosen.
@@ -99,11 +99,11 @@ class ProcessingStream:
         self._has_failed = False  # the engine, as the response says
         self._touched_at = 0.0
 
-    async def hear(self, message: Any) -> list[Any]:
+    async def receive(self, message: Any) -> list[Any]:
         """Take a `ProcessingRequest`, and return the answers to send, in order.
 
         Raises:
-            ServiceError: the request is refused; the gateway is to be told by `replies.refusal`.
+            ServiceError: the request is refused; the gateway is to get `replies.refusal`.
             OutOfOrder: the message makes no sense; the stream is to be ended.
         """
         kind = message.WhichOneof("request")

@@ -140,7 +140,7 @@ class EndpointPicker:
         )
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                for answer in await stream.hear(ProcessingRequest.FromString(data)):
+                for answer in await stream.receive(ProcessingRequest.FromString(data)):
                     await context.write(answer.SerializeToString())
         except ServiceError as error:
             await self._refuse(context, error)

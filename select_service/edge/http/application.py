@@ -91,7 +91,7 @@ class Application:
             access_log: whether every request is logged.
             authority: checks tokens; None: all may do everything.
             console: of the console, if there is one.
-            tracer: is told of every request; None: nothing is traced.
+            tracer: is given every request; None: nothing is traced.
         """
         self._console = console
         self._tracer = tracer

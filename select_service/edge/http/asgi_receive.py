@@ -155,7 +155,7 @@ class Sending:
             gone.cancel()
         if isinstance(response.stream, AsyncGenerator):
             await response.stream.aclose()  # releases its place at once
-        if complete:  # otherwise the missing last piece tells the client that it is incomplete
+        if complete:  # otherwise the missing last piece shows the client that it is incomplete
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(

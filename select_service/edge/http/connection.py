@@ -133,7 +133,7 @@ class HttpConnection(RequestParser):
         exchange = self._unanswered()
         if self._awaits_disk is not None or self._call is not None:
             self.is_last = True
-        elif exchange is None or not self.hears:
+        elif exchange is None or not self.is_receiving:
             self.transport.close()
         else:
             exchange.keep_alive = False
@@ -295,7 +295,7 @@ class HttpConnection(RequestParser):
 
     @override
     def on_message_complete(self) -> None:
-        """Answer a plain request; tell an exchange that its request is complete."""
+        """Answer a plain request; let an exchange know that its request is complete."""
         if self._upgrading:
             return
         call, self._call = self._call, None
@@ -429,7 +429,7 @@ class HttpConnection(RequestParser):
 
     def _settle(self, call: Call, head: Head, answer: DurableResponse, since: float) -> None:
         self._awaits_disk = None
-        if self.transport.is_closing() or not self.hears:
+        if self.transport.is_closing() or not self.is_receiving:
             answer.response.lost()
             self.application.count_gone(call)
             return
@@ -485,7 +485,7 @@ class HttpConnection(RequestParser):
         is_full = len(self.pipeline) >= PIPELINED_MAX
         if is_full and self._pieces is not None:
             self.loop.call_soon(self._take_next)
-        if self.transport.is_closing() or not self.hears:
+        if self.transport.is_closing() or not self.is_receiving:
             self._at_work = None
             return
         self.flow.resume_reading()

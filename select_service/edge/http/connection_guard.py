@@ -176,7 +176,7 @@ class GuardedConnection(asyncio.Protocol):
         """Take a reserved place, if there is one or another can leave it."""
         reserve = cast("dict[GuardedConnection, None]", self.counts.reserve)
         if len(reserve) >= RESERVED_MAX:
-            leaving = next((one for one in reserve if not one.hears), None)
+            leaving = next((one for one in reserve if not one.is_receiving), None)
             leaving = leaving or next((one for one in reserve if one.is_asking), None)
             if leaving is None:
                 return False
@@ -246,7 +246,7 @@ class GuardedConnection(asyncio.Protocol):
     def give_up_reserve(self) -> None:
         """Close in favour of a newcomer; silent connections must not lock others out."""
         del self.counts.reserve[self]
-        if not self.hears:  # it has been refused before
+        if not self.is_receiving:  # it has been refused before
             self.transport.close()
             return
         self._count_refusal()
@@ -428,7 +428,7 @@ class GuardedConnection(asyncio.Protocol):
     # -- closing -------------------------------------------------------------------------------
 
     @property
-    def hears(self) -> bool:
+    def is_receiving(self) -> bool:
         """Whether the sending side of the connection is still open."""
         return self._discarded is None
 

@@ -102,7 +102,7 @@ class Declaration:
         asked = {one.name: one for one in parameters if one.name in row["query"]}
 
         def call_of(api: Api, request: Request) -> Callable[..., Any]:
-            """Return what is to be called, but for the body: a wrong path is told before that."""
+            """Return what is to be called, but for the body: a wrong path is refused before."""
             given = [read(text) for read, text in zip(path, request.params, strict=True)]
             values = read_query(request.query, row["query"]) if asked else {}
             named = {

@@ -46,7 +46,7 @@ class Connection(Protocol):
     is_last: bool
 
     @property
-    def hears(self) -> bool:
+    def is_receiving(self) -> bool:
         """Whether the sending side is still open."""
 
     @property
@@ -142,7 +142,7 @@ class Exchange:
         """Have the request answered, with a status 500 if the application fails."""
         try:
             await application(self.scope, self.receive, self.send)
-        except BaseException as error:  # noqa: BLE001 - cancelled at exit, too: the client is told
+        except BaseException as error:  # noqa: BLE001 - cancelled at exit, too: the client is answered
             _log.error("exception in the application", exc_info=error)
             if self.response_started:
                 self._connection.close_after_answer()
@@ -255,9 +255,9 @@ class Exchange:
             ClientGoneError: the connection is closed, or broke with this.
         """
         connection, transport = self._connection, self._connection.transport
-        if connection.hears and not transport.is_closing():
+        if connection.is_receiving and not transport.is_closing():
             transport.write(data)
-        if not connection.hears or transport.is_closing():
+        if not connection.is_receiving or transport.is_closing():
             self.disconnect()
             raise ClientGoneError
 

@@ -178,14 +178,14 @@ class ListeningSockets:
 
     def describe(self) -> dict[str, object]:
         """Return the addresses, for the log."""
-        told: dict[str, object] = {}
+        addresses: dict[str, object] = {}
         if self.tcp:
-            told["host"], told["port"] = _shown(self.tcp), self.port
+            addresses["host"], addresses["port"] = _shown(self.tcp), self.port
         if self.unix is not None:
-            told["uds"] = self.unix.path
+            addresses["uds"] = self.unix.path
         if self.side:
-            told["side_host"], told["side_port"] = _shown(self.side), self.replica_port
-        return told
+            addresses["side_host"], addresses["side_port"] = _shown(self.side), self.replica_port
+        return addresses
 
     def appear(self) -> None:
         """Publish the socket file, now that the socket listens.

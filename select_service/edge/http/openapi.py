@@ -60,7 +60,7 @@ _PARAMETERS: Final[dict[str, tuple[str, dict[str, object], object]]] = {
     "hit_rate_loss_max": ("Loss of the hit rate that is advised. Default: 0.02.", _TEXT, "0.02"),
     "role": ("Only workers of this role.", _TEXT, "decode"),
     "candidates": ("Whether to list all ranks of each decision.", _SWITCH, True),
-    "verbose": ("Whether to tell the findings of the doctor. Default: false.", _SWITCH, True),
+    "verbose": ("Whether to list the findings of the doctor. Default: false.", _SWITCH, True),
     "examine": ("With `verbose`: examine the fleet now. Default: false.", _SWITCH, True),
     "for": ("`traffic`: whether to send requests here, even without a worker.", _TEXT, "traffic"),
     "cached_tokens": ("Prompt tokens that the engine has found in its cache.", _U64, 384),
@@ -124,7 +124,7 @@ cached and how much it has to do.
 To try it, register a worker with `POST /workers`, then send a prompt to `POST /select`: *Try it
 out* sends the example, or what you make of it, to this instance. `POST /select_and_reserve` also
 books the worker, until `DELETE /reservations/{reservation_id}` says that the request has ended.
-`GET /decisions` tells why each worker was chosen.
+`GET /decisions` shows why each worker was chosen.
 
 Bodies and answers may be msgpack instead of JSON: bodies say so in `Content-Type`, answers are
 asked for in `Accept`, as `application/msgpack`, `application/x-msgpack` or
@@ -313,11 +313,11 @@ def _listed(within: object) -> tuple[Any, ...]:
 def _explain(properties: dict[str, dict[str, Any]], kind: type) -> None:
     """Add what each field means, and an example."""
     for name, property_ in properties.items():
-        told = text_of(kind, name)
-        if told is not None:
-            property_["description"] = told.text
-            if told.examples:
-                property_["examples"] = told.examples
+        text = text_of(kind, name)
+        if text is not None:
+            property_["description"] = text.text
+            if text.examples:
+                property_["examples"] = text.examples
 
 
 def _kinds(answers: object) -> list[Any]:
@@ -368,8 +368,8 @@ def _security(route: Route[Handler]) -> dict[str, object]:
 
 
 def _example(kind: type[msgspec.Struct]) -> dict[str, object]:
-    told = ((name, text_of(kind, name)) for name in kind.__struct_fields__)
-    return {name: text.examples[0] for name, text in told if text is not None and text.examples}
+    texts = ((name, text_of(kind, name)) for name in kind.__struct_fields__)
+    return {name: text.examples[0] for name, text in texts if text is not None and text.examples}
 
 
 def _taken(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Answers that are written, and that the kernel does not have yet: lost if the connection breaks.
 
-A TLS transport tells neither of a write that the kernel has refused nor of what is encrypted and
+A TLS transport reports neither a write that the kernel has refused nor what is encrypted and
 waits for the kernel, so the kernel is asked.
 """
 
@@ -34,8 +34,8 @@ class UnsentAnswers:
     def watch(self, answer: Response, loop: asyncio.AbstractEventLoop) -> None:
         """Watch over a written answer: it is lost if the connection breaks before it is sent.
 
-        Sent means that the kernel has all of it, which `resumed` tells; until then writers wait for
-        every byte.
+        Sent means that the kernel has all of it, which `resumed` reports; until then writers
+        wait for every byte.
         """
         if self._tls_socket is not None and is_reset(self._tls_socket):
             answer.lost()
@@ -48,7 +48,7 @@ class UnsentAnswers:
             loop.call_soon(self._watch_if_held_up, answer)
 
     def _watch_if_held_up(self, answer: Response) -> bool:
-        """Watch over an answer that the kernel has no room for under TLS; tell whether so."""
+        """Watch over an answer that the kernel has no room for under TLS; return whether so."""
         assert self._tls_socket is not None
         held_up = not has_room(self._tls_socket)
         if held_up:
@@ -82,7 +82,7 @@ _TCP_CLOSE: Final = b"\x07"  # the first byte of Linux's tcp_info is the state
 
 
 def is_reset(connected: socket.socket) -> bool:
-    """Tell whether the other end has reset a TCP connection; only Linux tells, else False."""
+    """Return whether the other end has reset a TCP connection; only Linux shows it, else False."""
     if sys.platform != "linux":
         return False
     try:
@@ -92,7 +92,7 @@ def is_reset(connected: socket.socket) -> bool:
 
 
 def has_room(connected: socket.socket) -> bool:
-    """Tell whether the kernel would take something of a connection; only Linux tells, else True."""
+    """Return whether the kernel would take more of a connection; only Linux shows it, else True."""
     if sys.platform != "linux" or connected.fileno() < 0:
         return True
     asked = select.poll()

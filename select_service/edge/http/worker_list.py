@@ -33,7 +33,7 @@ async def records(
         model_name: only workers of this model, if given.
         tenant_id: likewise.
     """
-    slices, told = TimeSlices(), list[msgspec.Raw]()
+    slices, rows = TimeSlices(), list[msgspec.Raw]()
     for worker_id in ids:
         record = api.service.worker_record(worker_id)
         if (
@@ -41,9 +41,9 @@ async def records(
             and (model_name is None or record.model_name == model_name)
             and (tenant_id is None or record.tenant_id == tenant_id)
         ):
-            told.append(msgspec.Raw(api.writer.encode(record)))
+            rows.append(msgspec.Raw(api.writer.encode(record)))
         await slices.yield_if_due()
-    return told
+    return rows
 
 
 # Encodes long lists of an answer in slices, a few µs per item. The items are complete when they get

@@ -282,7 +282,7 @@ _REPORTS: Final[tuple[MetricRow[Driver], ...]] = (
     total(
         "worker_reports_heard",
         "Reports on workers' event endpoints.",
-        lambda driver: driver.load_topic.heard,
+        lambda driver: driver.load_topic.received,
     ),
     total(
         "worker_reports_bad",

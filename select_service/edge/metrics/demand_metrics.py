@@ -50,7 +50,7 @@ _DEMAND: Final[tuple[MetricRow[DemandTally], ...]] = (
     ),
     summary(
         "demand_output_tokens",
-        "Tokens of answers, by the output blocks told, of ended requests.",
+        "Tokens of answers, by the output blocks reported, of ended requests.",
         lambda tally: Sum(tally.answered, tally.output_tokens),
     ),
     summary(

@@ -25,7 +25,7 @@ _ROWS: Final[tuple[MetricRow[PickerTraffic], ...]] = (
     total("epp_chosen", "Requests that got an endpoint.", lambda traffic: traffic.chosen),
     total(
         "epp_refused",
-        "Requests that gateways were told to refuse, by status.",
+        "Requests that gateways were to refuse, by status.",
         lambda traffic: {str(status): count for status, count in traffic.refused.items()},
         "status",
     ),

@@ -93,7 +93,7 @@ _TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     ),
     total(
         "console_rounds",
-        "Times the console was told what is new.",
+        "Times the console was sent what is new.",
         lambda traffic: {"told": traffic.console.rounds, "fault": traffic.console.faults},
         "outcome",
     ),

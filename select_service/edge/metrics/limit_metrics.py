@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
-    "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",
+    "let_in_per_turn_max": "waiting requests placed, or refused with a reason, when load has gone",
     "judged_per_turn_max": "waiting requests judged again under another policy",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
     "scopes_per_turn_max": "scopes looked after, and as many again that have work left",

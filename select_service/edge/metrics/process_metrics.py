@@ -68,7 +68,7 @@ def _handshakes_failed(driver: Driver) -> dict[tuple[str, str], int]:
     }
 
 
-# What is told of tokens, certificates and keys is never their names or contents.
+# What is shown of tokens, certificates and keys is never their names or contents.
 
 _OPEN: Final[tuple[MetricRow[AbstractSet[str]], ...]] = (
     value(

@@ -49,11 +49,11 @@ _PEERS: Final[tuple[MetricRow[_Peers], ...]] = (
     value("replica_peers", "Replicas listened to.", _links, "state"),
     value(
         "replica_heard_age_seconds",
-        "Since a replica was last heard, or is listened to; of those with heartbeats.",
+        "Since a replica's last message, or since it is listened to; of those with heartbeats.",
         _ages,
         "peer",
     ),
-    value("replica_publishers", "Publishers heard of.", _publishers, "state"),
+    value("replica_publishers", "Publishers known.", _publishers, "state"),
     value(
         "replica_claims",
         "Reservations that other publishers own.",
@@ -66,7 +66,7 @@ _PEERS: Final[tuple[MetricRow[_Peers], ...]] = (
     ),
     value(
         "replica_statements_missing",
-        "Statements not heard yet.",
+        "Statements not received yet.",
         lambda peers: sum(one.missing for one in peers.publishers),
     ),
 )
@@ -167,7 +167,7 @@ _MESSAGES: Final[tuple[MetricRow[ReplicaConnections], ...]] = (
         "replica_messages",
         "Messages of replicas.",
         lambda plane: {
-            "heard": plane.heard,
+            "heard": plane.received,
             "malformed": plane.malformed,
             "fault": plane.faults + plane.subscriptions.faults,
         },

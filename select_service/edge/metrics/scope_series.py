@@ -107,7 +107,7 @@ class ScopeGroups(Collector):
         yield None
 
     def _has_name(self, one: Partition) -> bool:
-        """Tell whether a scope has series of its own; it is decided when it is seen first."""
+        """Return whether a scope has series of its own; it is decided when it is seen first."""
         if one in self._named or one in self._rest:
             return one in self._named
         has_name = one.scope != REST and len(self._named) < self._scopes_max

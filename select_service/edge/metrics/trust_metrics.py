@@ -80,7 +80,7 @@ _BY_RANK: Final[tuple[MetricRow[RankTrustRow], ...]] = (
 _PULLS: Final[tuple[MetricRow[PullSpeeds], ...]] = (
     total(
         "measured_pull_blocks",
-        "KV blocks pulled by prompts that told how long that took, by domain and tier.",
+        "KV blocks pulled by prompts that showed how long that took, by domain and tier.",
         lambda speeds: {_path(path): known.blocks for path, known in speeds.by_path.items()},
         "path",
     ),
@@ -141,7 +141,7 @@ class _MeasuredRank(NamedTuple):
 _RANKS: Final[tuple[MetricRow[_MeasuredRank], ...]] = (
     value(
         "measured_rank_kv_tokens",
-        "KV tokens of ranks whose times between tokens were measured, mean of those that told.",
+        "KV tokens of ranks whose times between tokens were measured, mean of those that reported.",
         lambda one: Sum(1, one.kv_tokens) if one.kv_tokens and one.writes else None,
     ),
     value(
@@ -190,7 +190,7 @@ _SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (
 _COUNTERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
     total(
         "cached_tokens_told",
-        "Completed prefills that told their cached tokens, by what came of it.",
+        "Completed prefills that reported their cached tokens, by what came of it.",
         lambda core: core.counters.cached_token_reports,
         "outcome",
     ),

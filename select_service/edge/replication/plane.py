@@ -80,7 +80,7 @@ class ReplicaConnections:
 
     Attributes:
         peers_refused: peers beyond `--replica-peers-max`.
-        heard: messages of peers handled.
+        received: messages of peers handled.
         malformed: unreadable messages of peers, dropped.
         garbled: messages of peers with a wrong checksum, dropped.
         foreign_refused: the reference's own, dropped if keys are required: it has none.
@@ -123,7 +123,7 @@ class ReplicaConnections:
         self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
         self.subscriptions = Subscriptions(
             (TOPIC, OWN_TOPIC, LOADS_TOPIC, CACHED_TOKENS_TOPIC, SESSIONS_TOPIC),
-            self._hear,
+            self._receive,
             limits,
             clock,
             addresses,
@@ -144,11 +144,11 @@ class ReplicaConnections:
         self._is_leaving = False
         self._giving = StreamLimit()  # snapshots being sent
         self.peers_refused = 0
-        self.heard = 0
+        self.received = 0
         self.malformed = 0
         self.garbled = 0
-        self._garbled_told_at: float | None = None
-        self._garbled_told = 0
+        self._garbled_logged_at: float | None = None
+        self._garbled_logged = 0
         self.foreign_refused = 0
         self.faults = 0
         self.snapshots = {"complete": 0, "cut_off": 0, "timeout": 0, "refused": 0}
@@ -163,7 +163,7 @@ class ReplicaConnections:
         self.publisher.close()
 
     def leave(self) -> None:
-        """Tell replicas at once that we are leaving; `close` will tell them that we have left."""
+        """Notify replicas at once that we are leaving; `close` publishes that we have left."""
         self._is_leaving = True
         self._core.replica_operations.leave()
         self._turn()
@@ -230,7 +230,7 @@ class ReplicaConnections:
         topic, payload = encode_message(message)
         self.publisher.publish(topic, with_checksum(payload))
 
-    def _hear(self, peer: str, frames: Sequence[bytes]) -> None:
+    def _receive(self, peer: str, frames: Sequence[bytes]) -> None:
         if len(frames) != FRAMES:
             self.malformed += 1
             return
@@ -246,19 +246,19 @@ class ReplicaConnections:
         if self._keys is not None and _is_foreign(message):
             self.foreign_refused += 1
             return
-        self.heard += 1
+        self.received += 1
         now = self._clock()
         self._carry_out(self._core.replica_operations.receive(peer, message, now, checked=checked))
 
     def _note_garbled(self, peer: str) -> None:
         """Count a garbled message; its missing number has it fetched again like any lost one."""
         self.garbled += 1
-        now, told_at = self._clock(), self._garbled_told_at
-        if told_at is None or now - told_at >= GARBLED_LOG_S:
-            new = self.garbled - self._garbled_told
-            self._garbled_told_at, self._garbled_told = now, self.garbled
+        now, logged_at = self._clock(), self._garbled_logged_at
+        if logged_at is None or now - logged_at >= GARBLED_LOG_S:
+            new = self.garbled - self._garbled_logged
+            self._garbled_logged_at, self._garbled_logged = now, self.garbled
             _log.warning(
-                "a message of replica %s came garbled and was dropped (%d since last told):"
+                "a message of replica %s came garbled and was dropped (%d since the last line):"
                 " its checksum is that of other bytes",
                 peer,
                 new,

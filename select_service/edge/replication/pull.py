@@ -209,11 +209,11 @@ class SnapshotPulls:
             except PullFailed as error:
                 self._note_failure(url)
                 self.outcomes[error.outcome] += 1
-                self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error}")
+                self._failures.log(pull.peer, f"snapshot of replica at {where}: {error}")
             except Exception as error:  # noqa: BLE001 - a bug must not end all recovery
                 self._note_failure(url)
                 self.outcomes["error"] += 1
-                self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error!r}")
+                self._failures.log(pull.peer, f"snapshot of replica at {where}: {error!r}")
             else:
                 self._failed.pop(url, None)
                 self.outcomes["complete"] += 1
@@ -347,7 +347,7 @@ def peer_host(endpoint: str) -> str:
 
 
 def snapshot_url(pull: Pull, scheme: str = "http") -> str:
-    """Return the address of a publisher's snapshot: its URL, or the host we hear it from."""
+    """Return the address of a publisher's snapshot: its URL, or the host its messages come from."""
     if pull.url is not None:
         return pull.url.rstrip("/") + SNAPSHOT_PATH
     return f"{scheme}://{peer_host(pull.peer)}:{pull.http_port}{SNAPSHOT_PATH}"

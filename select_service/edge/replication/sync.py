@@ -98,7 +98,7 @@ class ReplicaPublisher:
         try:
             self._open()
         except EndpointRefused as error:  # another process took the port
-            _log.error("replicas hear nothing for now: %s", error)
+            _log.error("replicas receive nothing for now: %s", error)
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(RECONNECT_AFTER_S, self._begin_again)
 
@@ -138,10 +138,10 @@ class _Peer:
         "beats",
         "endpoint",
         "follower",
-        "heard_at",
         "is_queued",
         "key",
         "quiet_since",
+        "received_at",
         "reconnect",
         "state",
         "subscriber",
@@ -150,7 +150,7 @@ class _Peer:
     def __init__(self, endpoint: str, subscriber: Subscriber, key: str | None, now: float) -> None:
         self.endpoint = endpoint
         self.key = key  # the key we require of it
-        self.heard_at = now
+        self.received_at = now
         self.quiet_since = now  # or since we last reconnected
         self.beats = False  # it has sent heartbeats, so long silence is suspicious
         self.subscriber = subscriber
@@ -172,7 +172,7 @@ class Subscriptions:
     def __init__(
         self,
         topics: Sequence[bytes],
-        heard: Callable[[str, list[bytes]], None],
+        on_message: Callable[[str, list[bytes]], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
         addresses: Addresses,
@@ -185,19 +185,19 @@ class Subscriptions:
 
         Args:
             topics: what to subscribe to at each peer.
-            heard: called with (endpoint, frames) for each message.
+            on_message: called with (endpoint, frames) for each message.
             limits: of queues and messages.
             clock: monotonic seconds.
             addresses: where sockets may connect to.
             keys: our own, and those that identify peers; None: no encryption.
-            beats_on: topic of heartbeats; a peer heard on it sends them regularly.
+            beats_on: topic of heartbeats; a peer that publishes on it sends them regularly.
             silence_s: longest silence of such a peer; beyond it the connection is considered
                 broken.
         """
         self._addresses = addresses
         self._topics = topics
         self._keys = keys
-        self._heard = heard
+        self._on_message = on_message
         self._clock = clock
         self._sockets = Sockets(
             StreamLimits(
@@ -243,7 +243,7 @@ class Subscriptions:
             PeerLink(
                 endpoint,
                 peer.state is Link.CONNECTED,
-                now - peer.heard_at,
+                now - peer.received_at,
                 is_refused=peer.subscriber.is_refused,
             )
             for endpoint, peer in self._peers.items()
@@ -285,9 +285,9 @@ class Subscriptions:
             )
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)
-        loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
+        loop.add_reader(peer.subscriber.news_fd, self._follow_link, peer)
         self._queue(peer)  # the descriptors signal only changes, and one may be past
-        self._hear_news(peer)
+        self._follow_link(peer)
 
     def remove(self, endpoint: str) -> bool:
         """Stop listening; False if the peer is unknown."""
@@ -361,10 +361,10 @@ class Subscriptions:
             frames = peer.subscriber.receive()
             if frames is None:
                 return peer.subscriber.is_copying
-            peer.heard_at = peer.quiet_since = self._clock()
+            peer.received_at = peer.quiet_since = self._clock()
             peer.beats = peer.beats or frames[0] == self._beats_on
             try:
-                self._heard(peer.endpoint, frames)
+                self._on_message(peer.endpoint, frames)
             except Exception as error:  # noqa: BLE001 - a bug must not stop the listening
                 self._report(error)
             if self._clock() >= end or self._peers.get(peer.endpoint) is not peer:
@@ -393,7 +393,7 @@ class Subscriptions:
                 _log.warning("replica %s: connected and silent, connecting anew", peer.endpoint)
                 peer.subscriber.connect_again()
 
-    def _hear_news(self, peer: _Peer) -> None:
+    def _follow_link(self, peer: _Peer) -> None:
         """Track the state of a connection; reconnect where libzmq does not."""
         for link in peer.subscriber.news():
             peer.state = link

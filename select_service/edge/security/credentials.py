@@ -64,8 +64,8 @@ class Credentials:
             replicas.adopt(keys, own)
             if before is None or before.public != own.public:
                 _log.info("another CURVE key is ours now", extra={"public_key": own.public})
-                for tell in self.when_other_keys:
-                    tell(own)
+                for callback in self.when_other_keys:
+                    callback(own)
 
         return put_in_force
 

@@ -99,8 +99,8 @@ def add_commands(commands: Commands) -> None:
     make.add_argument("--days", type=_days, help="How many days it is good for. Default: for ever.")
     keys = commands.add_parser(
         "keys",
-        help="Makes key pairs that encrypt what replicas tell each other (CURVE).",
-        description="Makes key pairs that encrypt what replicas tell each other (CURVE).",
+        help="Makes key pairs that encrypt what replicas send each other (CURVE).",
+        description="Makes key pairs that encrypt what replicas send each other (CURVE).",
     )
     text = "Writes a new key pair to a file of mode 0600, and prints the public key."
     pair = keys.add_subparsers(required=True, metavar="COMMAND").add_parser(

@@ -91,7 +91,7 @@ class Journal:
         """
         self.strict = strict
         self.limits = limits or StateLimits()
-        self.told = 0  # changes up to this ordinal may have been acknowledged
+        self.acknowledged = 0  # changes up to this ordinal may have been acknowledged
         self.store = Store(directory)
         self.damage = Damage()
         self.refusal: ServiceError | None = None  # while the disk refuses
@@ -244,7 +244,7 @@ class Journal:
             return None
         if not self.strict:
             if not self._is_behind() and not self._waiting:  # else it would overtake them
-                self.told = ordinal
+                self.acknowledged = ordinal
                 return None
             self.window_waits += 1
         future: asyncio.Future[None] = self._loop.create_future()  # one per caller: cancellable
@@ -392,7 +392,7 @@ class Journal:
             if not self._waiting or not (caught_up or self._waiting[0][0] <= self._written_up_to):
                 return
             ordinal, future = self._waiting.popleft()
-            self.told = max(self.told, ordinal)
+            self.acknowledged = max(self.acknowledged, ordinal)
             if not future.done():
                 future.set_result(None)
         assert self._loop is not None
@@ -438,7 +438,7 @@ class Journal:
             error = _attempt(self.store, batch)
             try:
                 loop.call_soon_threadsafe(self._written, perf_counter() - started, error)
-            except RuntimeError:  # the loop is closed: nobody is left to tell
+            except RuntimeError:  # the loop is closed: nobody is left to answer
                 break
             if error is None:
                 self.store.reserve_log()  # the file may have been reopened

@@ -3,7 +3,7 @@
 Under `strict` nothing is acknowledged before it is on disk. While the disk refuses, verbs that
 change something are refused before they begin. Of those already under way, a booking is released
 again (no client has learned of it); anything else may or may not have happened, and repeating it is
-safe and tells which. Reads continue. `journal.py` writes; `construction.py` creates the keeper,
+safe and reports which. Reads continue. `journal.py` writes; `construction.py` creates the keeper,
 `driver.py` calls it.
 """
 
@@ -116,7 +116,7 @@ class Keeper:
         rows.sort(key=lambda row: state.turn(row.kind, row.value))
         self._rows = []
         dropped: list[StateKey] = []
-        now = started = told = clock()
+        now = started = logged_at = clock()
         slices = TimeSlices()
         for number, row in enumerate(rows):
             effects = state.restore((row.kind, row.name), row.value, now)
@@ -125,8 +125,8 @@ class Keeper:
             else:
                 carry_out(effects)
             now = clock()
-            if now - told >= PROGRESS_EVERY_S:
-                told = now
+            if now - logged_at >= PROGRESS_EVERY_S:
+                logged_at = now
                 _log.info("restoring state", extra={"done": number + 1, "of": len(rows)})
             await slices.yield_if_due()
         if state.unreadable:
@@ -178,7 +178,7 @@ class Keeper:
         if changes is None:
             return
         if not self.journal.strict:
-            changes.trust(self.journal.told)  # acknowledged ones will be written
+            changes.trust(self.journal.acknowledged)  # acknowledged ones will be written
         for name in changes.take_fresh():
             self.released += 1
             self._free(name)

@@ -187,7 +187,7 @@ class Recording:
         self._missing += 1
         self.notes["queue"] += 1
 
-    def hear(
+    def event(
         self, stream: EventStream, frames: Sequence[bytes], *, is_replay: bool, is_eagle: bool
     ) -> None:
         """Queue an engine's message."""

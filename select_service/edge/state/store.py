@@ -4,7 +4,7 @@ SQLite (WAL, synchronous=FULL) makes commits atomic and durable, but it has no c
 data, and silently truncates a log at a wrong byte in the middle. So every row carries a checksum,
 every transaction includes its number and a digest over all rows, and the log is compared with what
 SQLite made of it. The number of the last transaction is noted in the lock file, too: a log that was
-cut cannot tell what followed. Damage is reported, readable rows are saved to a new file, and the
+cut cannot know what followed. Damage is reported, readable rows are saved to a new file, and the
 old one is kept as `.corrupt`. Never fatal, never silent.
 
 Everything here blocks; `journal.py` calls it from its writer thread.
@@ -210,7 +210,7 @@ class Store:
                 os.close(log)
 
     def _note(self, identity: Identity) -> None:
-        """Note that a transaction is complete, before anybody is told.
+        """Note that a transaction is complete, before anybody is answered.
 
         2 µs, as it is not synced: a killed process leaves it behind, and an older one, after a
         power failure, claims less.
@@ -228,7 +228,7 @@ class Store:
             return []
         if len(note) != _NOTE.size or _note_sum(note[:16]) != note[16:]:
             os.ftruncate(self._lock, 0)
-            return [f"{LOCK} is damaged: it does not tell which transaction was the last"]
+            return [f"{LOCK} is damaged: it does not show which transaction was the last"]
         epoch, number, _ = _NOTE.unpack(note)
         self._noted = epoch, number
         return []

@@ -68,8 +68,8 @@ class TenantDecisions(DecisionReporter):
         return await super().matching(msgspec.structs.replace(wanted, tenants=self._tenants))
 
     @override
-    def decision_of(self, told: ExplainedRecord) -> Decision:
-        decision = super().decision_of(told)
+    def decision_of(self, explained: ExplainedRecord) -> Decision:
+        decision = super().decision_of(explained)
         names = {
             field: self._names.short(name)
             for field in ("decision_id", "selection_id", "reservation_id")

@@ -452,7 +452,7 @@ class TenantView:
 
 
 def _of_scope(refusal: NoSchedulableWorker, scope: Scope) -> NoSchedulableWorker:
-    """Word a refusal for its scope alone: its text might tell of other tenants' workers."""
-    told = refusal.details or {}  # of the scope, but for where others are known and it is not
-    reasons = [str(one) for one in told["reasons"]]  # type: ignore[attr-defined]
-    return NoSchedulableWorker.in_scope(scope, reasons, is_known=bool(told["is_known"]) or None)
+    """Word a refusal for its scope alone: its text might name other tenants' workers."""
+    details = refusal.details or {}  # of the scope, but for where others are known and it is not
+    reasons = [str(one) for one in details["reasons"]]  # type: ignore[attr-defined]
+    return NoSchedulableWorker.in_scope(scope, reasons, is_known=bool(details["is_known"]) or None)

@@ -1,4 +1,4 @@
-"""Traces requests: `http/application.py` tells it when one begins and what it is answered.
+"""Traces requests: `http/application.py` calls it when one begins and when it is answered.
 
 Created at the start; a service without tracing has none. `spans.py` keeps the spans.
 """

@@ -70,7 +70,7 @@ class FinishedRequest(NamedTuple):
 class SpanExport:
     """Queues the spans of finished requests, and counts what becomes of them.
 
-    The SDK's batch processor holds the queue and exports in a thread of its own. It tells nobody
+    The SDK's batch processor holds the queue and exports in a thread of its own. It does not report
     how many spans wait or are dropped; so those in the queue are counted here, and what does not
     fit is not passed on. It takes this for its exporter, to count outcomes.
     """
@@ -205,7 +205,7 @@ class _Builder:
             context=context,
             parent=parent,
             resource=self._resource,
-            attributes=_told(facts),
+            attributes=_attributes(facts),
             kind=trace.SpanKind.SERVER,
             status=trace.Status(trace.StatusCode.ERROR if failed else trace.StatusCode.UNSET),
             start_time=done.began_ns,
@@ -276,9 +276,9 @@ def _session(proxy_from_environment: bool) -> requests.Session:  # noqa: FBT001 
             return answer
 
     names = ("HEADERS", "TRACES_HEADERS", "ENDPOINT", "TRACES_ENDPOINT")
-    told = {name: os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "") for name in names}
+    variables = {name: os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "") for name in names}
     has_credentials = any(
-        text if name.endswith("HEADERS") else "@" in text for name, text in told.items()
+        text if name.endswith("HEADERS") else "@" in text for name, text in variables.items()
     )
     session = collector_session(
         has_credentials=has_credentials, from_environment=proxy_from_environment
@@ -326,7 +326,7 @@ def brief(text: str) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "…"
 
 
-def _told(facts: Mapping[str, object]) -> dict[str, Any]:
+def _attributes(facts: Mapping[str, object]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in facts.items()}
 
 

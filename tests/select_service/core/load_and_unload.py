@@ -103,10 +103,10 @@ def main(what: str, count: int) -> None:
     load(core, count, now)
     again = settled_mb()
     core.check()
-    told = {"before": before, "full": full, "ended": ended, "after": after, "again": again}
-    told["blocks"] = blocks_after - blocks
-    told["left"] = len(core.membership.partitions)
-    sys.stdout.write(json.dumps(told))
+    measured = {"before": before, "full": full, "ended": ended, "after": after, "again": again}
+    measured["blocks"] = blocks_after - blocks
+    measured["left"] = len(core.membership.partitions)
+    sys.stdout.write(json.dumps(measured))
 
 
 if __name__ == "__main__":

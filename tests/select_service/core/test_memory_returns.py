@@ -41,10 +41,10 @@ def run(what: str, count: int, pure: bool) -> dict[str, float]:
         cwd=ROOT,
         env=os.environ | {PURE_VARIABLE: "1" if pure else ""},
     )
-    told = msgspec.json.decode(done.stdout, type=dict[str, float])
-    assert told["left"] == 1
-    assert told["full"] < told["before"] + 400, "4 KB each"
-    return told
+    sizes = msgspec.json.decode(done.stdout, type=dict[str, float])
+    assert sizes["left"] == 1
+    assert sizes["full"] < sizes["before"] + 400, "4 KB each"
+    return sizes
 
 
 @pytest.mark.slow
@@ -52,17 +52,17 @@ def run(what: str, count: int, pure: bool) -> dict[str, float]:
 @pytest.mark.parametrize("pure", [False, True])
 def test_memory_of_reservations_returns(pure: bool) -> None:
     count = 100_000
-    told = run("reservations", count, pure)
-    assert told["after"] < BACK * told["before"], told
+    measured = run("reservations", count, pure)
+    assert measured["after"] < BACK * measured["before"], measured
     if not pure and expiring_map.ExpiringMap is not plain_expiring_map.ExpiringMap:
-        assert told["ended"] < told["before"] + count * REMEMBERED_BYTES / 1e6, told
+        assert measured["ended"] < measured["before"] + count * REMEMBERED_BYTES / 1e6, measured
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("pure", [False, True])
 def test_memory_of_partitions_returns(pure: bool) -> None:
-    told = run("partitions", 1_000, pure)
-    assert told["after"] < PARTITIONS_BACK[pure] * told["before"], told
-    assert told["again"] < AGAIN * told["after"], told
-    assert told["blocks"] < BLOCKS_LEFT[pure] * 1_000, told
+    measured = run("partitions", 1_000, pure)
+    assert measured["after"] < PARTITIONS_BACK[pure] * measured["before"], measured
+    assert measured["again"] < AGAIN * measured["after"], measured
+    assert measured["blocks"] < BLOCKS_LEFT[pure] * 1_000, measured

@@ -103,10 +103,10 @@ def test_what_replicas_are_told() -> None:
     fleet = Fleet(router_id=7)
     fleet.worker(1)
     fleet.take("a", -1, isl=20, expected_output_tokens=9, lora_name="l")
-    (told,) = published(fleet)
-    body = [told["select_service"].pop(name) for name in ("fingerprint", "answer")]
+    (message,) = published(fleet)
+    body = [message["select_service"].pop(name) for name in ("fingerprint", "answer")]
     assert all(body), "for its repeats at other replicas"
-    assert told == {
+    assert message == {
         "model_name": "default",
         "tenant_id": "default",
         "routing_group": "default",
@@ -131,11 +131,11 @@ def test_what_replicas_are_told() -> None:
         "select_service": {"epoch": 1, "seq": 1, "isl_tokens": 20},  # readers of before skip it
     }
     fleet.take("a", -1, isl=20, expected_output_tokens=9, lora_name="l")
-    assert published(fleet) == []  # a repeat changes nothing and tells nothing
+    assert published(fleet) == []  # a repeat changes nothing and publishes nothing
     for verb, what in ((fleet.done, "MarkPrefillCompleted"), (fleet.free, "Free")):
         verb("a")
-        (told,) = published(fleet)
-        assert (told["event"]["data"], told["event"]["lora_name"]) == (what, "l")
+        (message,) = published(fleet)
+        assert (message["event"]["data"], message["event"]["lora_name"]) == (what, "l")
     fleet.free("a")
     assert published(fleet) == []
 
@@ -154,9 +154,9 @@ def test_the_hint_is_what_was_booked(more: dict[str, Any], track: bool, hint: in
     fleet.worker(1)
     fleet.book("a", 1, 5, **more)
     add = published(fleet)[0]["event"]["data"]["AddRequest"]
-    told = add["prefill_load_hint"]
+    hint_sent = add["prefill_load_hint"]
     assert add["track_prefill_tokens"] is track
-    assert (told and told["initial_effective_prefill_tokens"]) == hint
+    assert (hint_sent and hint_sent["initial_effective_prefill_tokens"]) == hint
 
 
 def test_expiry_is_told_and_worker_deletion_is_not() -> None:
@@ -165,10 +165,10 @@ def test_expiry_is_told_and_worker_deletion_is_not() -> None:
     fleet.book("a", 1, 5)
     fleet.now += 301
     _, effects = fleet.core.tick(fleet.now)
-    (told,) = effects.published
-    assert isinstance(told, ReplicaEnvelope)
-    assert told.event is not None
-    assert (told.event.request_id, told.event.data) == ("a", "Free")
+    (message,) = effects.published
+    assert isinstance(message, ReplicaEnvelope)
+    assert message.event is not None
+    assert (message.event.request_id, message.event.data) == ("a", "Free")
     fleet.book("b", 1, 5)
     fleet.delete(1)
     assert published(fleet) == []

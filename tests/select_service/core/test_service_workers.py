@@ -32,11 +32,11 @@ def test_a_listing_tells_which_ranks_are_in_doubt_as_a_record_does() -> None:
     for rank in ((2, 2), (2, 0), (1, 0)):
         streams[WorkerRank(*rank)].is_unproven = True
     listed = fleet.core.workers.workers()
-    told = [
+    in_doubt = [
         [] if one.kv_ranks is msgspec.UNSET else [rank.dp_rank for rank in one.kv_ranks]
         for one in listed
     ]
-    assert told == [[0], [0, 2], []]
+    assert in_doubt == [[0], [0, 2], []]
     assert [one.kv_state for one in listed] == ["uncertain", "uncertain", msgspec.UNSET]
     assert listed == [fleet.worker(1), fleet.worker(2, **_SEVERAL), fleet.worker(3)]
 
@@ -178,12 +178,12 @@ def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
         return [row.device_blocks for row in fleet.core.queries.overlap_scores(request).workers]
 
     assert blocks() == [0, 1]
-    fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still heard
+    fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still listened to
     assert fleet.effects.unlisten == [goes]
     assert goes.closed
     (listen,) = fleet.effects.listen
     assert (listen.stream.rank.dp_rank, listen.endpoint) == (1, endpoints["1"])
-    listen.stream.on_live(frames, fleet.now)  # told again, by a replay or by a busy engine
+    listen.stream.on_live(frames, fleet.now)  # sent again, by a replay or by a busy engine
     fleet.patch(1, data_parallel_size=2)
     assert not fleet.effects.listen
     assert not stays.closed

@@ -1,4 +1,4 @@
-"""Any history of bookings, told to another core by its records alone, is the same state."""
+"""Any history of bookings, given to another core by its records alone, is the same state."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_turn_looks_after_some_and_a_round_after_all() -> None:
     while more:
         more, _ = fleet.core.tick(fleet.now)
         left.append(sum(live(fleet)))
-    assert left == [7, 4, 1, 0], "more is told while somebody is left"
+    assert left == [7, 4, 1, 0], "more is said while somebody is left"
 
 
 @pytest.mark.parametrize("scopes", [SCOPES, 70, 100])

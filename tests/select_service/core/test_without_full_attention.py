@@ -32,7 +32,7 @@ RANK = WorkerRank(1, 0)
 
 
 class Served(Fleet):
-    """A worker whose engine tells what it keeps, and callers who tell what it found."""
+    """A worker whose engine publishes what it keeps, and callers that report what it found."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Served(Fleet):
     def index(self) -> KvIndex:
         return self.core.partitions[DEFAULT].index
 
-    def tell(self, *events: dict[str, Any]) -> None:
+    def publish(self, *events: dict[str, Any]) -> None:
         payload = encode_batch([*events], ts=float(self.seq))
         self.stream.on_live(message(self.seq, payload), self.now)
         while self.stream.is_busy:
@@ -65,7 +65,7 @@ class Served(Fleet):
         return row.device_blocks * self.size
 
     def serve(self, prompt: list[int], cached_tokens: int) -> int:
-        """Let the engine have a prompt, and tell what it found of it; return the prediction."""
+        """Let the engine have a prompt, and report what it found of it; return the prediction."""
         self.names += 1
         name = f"r{self.names}"
         request = SelectAndReserveRequest(token_ids=prompt, reservation_id=name)
@@ -85,7 +85,7 @@ def test_what_is_answered_is_what_the_engine_has(model: Any) -> None:
     fleet = Served(model["block_size"])
     for step in model["steps"]:
         if "events" in step:
-            fleet.tell(*step["events"])
+            fleet.publish(*step["events"])
             continue
         prompt, cached = step["prompt"], step["cached_tokens"]
         assert fleet.overlap(prompt) == cached
@@ -133,14 +133,14 @@ def test_what_travels_is_answered_and_goes_on(
 ) -> None:
     before, after = Served(), Served()
     kept = [107, 108] if spec is WINDOW else [108]
-    before.tell(told(kept, prompt_of(8), **spec), told([205], prompt_of(5, first=700), **spec))
+    before.publish(told(kept, prompt_of(8), **spec), told([205], prompt_of(5, first=700), **spec))
     assert before.overlap(prompt_of(9)) == 8 * SIZE
     travels(before, after)
     kept = [109, 110] if spec is WINDOW else [110]
     go_on = told(kept, prompt_of(2, first=33), 108, **spec)
     held = {8: 8, 9: 9 if spec is WINDOW else 8, 10: 10}
     for fleet in (before, after):
-        fleet.tell(go_on, removed([205], group_idx=0))
+        fleet.publish(go_on, removed([205], group_idx=0))
         for blocks, found in held.items():
             prompt = [*prompt_of(blocks), 1]
             assert fleet.overlap(prompt) == fleet.serve(prompt, found * SIZE) == found * SIZE
@@ -151,7 +151,7 @@ def test_what_travels_is_answered_and_goes_on(
 
 def test_an_engine_that_has_lost_what_it_told_of_costs_trust() -> None:
     fleet = Served()
-    fleet.tell(told([107, 108], prompt_of(8)))
+    fleet.publish(told([107, 108], prompt_of(8)))
     assert fleet.serve([*prompt_of(8), 1], 8 * SIZE) == 8 * SIZE
     for _ in range(40):
         fleet.serve(prompt_of(9), 0)

@@ -48,8 +48,8 @@ async def main(turns: int) -> None:
             now = await come_and_go(service, now, others)
             gc.collect()
             trim(0)  # as the service does when it is quiet
-            told = {"bytes": resident_bytes(), "objects": len(gc.get_objects())}
-            sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+            measured = {"bytes": resident_bytes(), "objects": len(gc.get_objects())}
+            sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings:
 
 
 class Wire:
-    """A client that says exactly the bytes it is told to."""
+    """A client that sends exactly the bytes it is given."""
 
     _all: ClassVar[list[Wire]] = []
 

@@ -120,10 +120,10 @@ async def test_what_never_fits_is_told_so_and_no_time(
     async with listening(overload_status_code=status, **settings) as (port, service, _):
         add_worker(service)
         body = {**PROMPT, "isl_tokens": 5000}
-        got, answer_headers, told = await asked(port, "/select", body, *headers)
-        assert (got, told["reason"], told["code"]) == (status, *["exceeds-capacity"] * 2)
-        assert (told["retry_after_s"], told["promised"]) == (None, False)
-        assert (told["knob"], told["value"], told["limit"]) == ("capacity", 5000, 1000)
+        got, answer_headers, answer = await asked(port, "/select", body, *headers)
+        assert (got, answer["reason"], answer["code"]) == (status, *["exceeds-capacity"] * 2)
+        assert (answer["retry_after_s"], answer["promised"]) == (None, False)
+        assert (answer["knob"], answer["value"], answer["limit"]) == ("capacity", 5000, 1000)
         assert "retry-after" not in answer_headers
 
 
@@ -280,17 +280,17 @@ async def test_the_policy_is_read_and_changed(client: httpx.AsyncClient, service
 async def test_a_worker_tells_its_load_and_shows_its_caps(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    told: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
-    told["role"] = "aggregated"
-    add_worker(service, total_kv_blocks=100, **told)
+    spec: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
+    spec["role"] = "aggregated"
+    add_worker(service, total_kv_blocks=100, **spec)
     record = (await client.get("/workers")).json()[0]
-    assert {name: record[name] for name in told} == told
-    told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
-    answer = await client.post("/workers/1/metrics", json=told)
+    assert {name: record[name] for name in spec} == spec
+    spec = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
+    answer = await client.post("/workers/1/metrics", json=spec)
     assert (answer.status_code, answer.json()) == (200, {"accepted": [0], "dropped": [4]})
     refused = await client.post("/select", json=PROMPT)
     assert (refused.json()["value"], refused.json()["limit"]) == (90.0, 85.0)
-    assert (await client.post("/workers/2/metrics", json=told)).status_code == 404
+    assert (await client.post("/workers/2/metrics", json=spec)).status_code == 404
     for ranks in ([], [{"kv_total_blocks": 1 << 64}]):
         answer = await client.post("/workers/1/metrics", json={"ranks": ranks})
         assert answer.status_code == 422

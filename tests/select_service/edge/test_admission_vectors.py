@@ -82,8 +82,8 @@ async def test_busy_thresholds_as_recorded(
         blocks, tokens = rank.get("active_decode_blocks", 0), rank.get("active_prefill_tokens")
         await book(client, f"r{number}", number, blocks, tokens or 0)
         if rank.get("kv_total_blocks") == 0:
-            told = {"ranks": [{"dp_rank": number, "kv_total_blocks": 0}]}
-            assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
+            report = {"ranks": [{"dp_rank": number, "kv_total_blocks": 0}]}
+            assert (await client.post("/workers/1/metrics", json=report)).status_code == 200
     thresholds = {"model": "default", **known(case["thresholds"])}
     assert (await client.post("/busy_threshold", json=thresholds)).status_code == 200
     assert [await is_refused(client, rank) for rank in range(len(ranks))] == case["rank_busy"]
@@ -105,8 +105,8 @@ async def test_the_latch_as_recorded(client: httpx.AsyncClient) -> None:
             name = f"r{number}"
             await book(client, name, 0, step["active_decode_blocks"], 0)
         if step["kv_used_blocks"] is not None:
-            told = {"ranks": [{"kv_used_blocks": step["kv_used_blocks"]}]}
-            assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
+            report = {"ranks": [{"kv_used_blocks": step["kv_used_blocks"]}]}
+            assert (await client.post("/workers/1/metrics", json=report)).status_code == 200
         assert await is_refused(client) == step["busy_after"], step
 
 

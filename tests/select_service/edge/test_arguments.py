@@ -343,9 +343,9 @@ async def test_shadow_and_trust_are_told() -> None:
             await service.upsert_worker(WORKER | {"worker_id": worker_id})
         await service.select_and_reserve(PROMPT | {"reservation_id": "r"})
         await service.prefill_complete("r", cached_tokens=32)
-        told = await service.shadow()
-        assert told.total is not None
-        assert (told.enabled, told.total.scored) == (True, 1)
+        status = await service.shadow()
+        assert status.total is not None
+        assert (status.enabled, status.total.scored) == (True, 1)
         assert [one.worker_id for one in (await service.trust()).ranks] == [7, 8]
 
 

@@ -126,8 +126,8 @@ async def test_decisions_are_told_with_the_samples_that_ask(
     add_worker(service, 2)
     items = [batch(1, explain=True)[0], batch(1)[0]]
     answer = await client.post("/select_batch", json={"requests": items})
-    told, plain = (one["selection"] for one in answer.json()["results"])
-    assert [one["excluded"] for one in told["decision"]["candidates"]].count("batch") == 1
+    explained, plain = (one["selection"] for one in answer.json()["results"])
+    assert [one["excluded"] for one in explained["decision"]["candidates"]].count("batch") == 1
     assert "decision" not in plain
 
 

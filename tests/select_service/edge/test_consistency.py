@@ -22,9 +22,9 @@ async def test_a_ledger_that_adds_up_says_so(client: httpx.AsyncClient, service:
         assert answer.status_code == 200
     await client.post("/reservations/a/prefill_complete")
     await client.delete("/reservations/b")
-    told = (await client.get("/debug/consistency")).json()
-    assert told.pop("seconds") >= 0.0
-    assert told == {
+    body = (await client.get("/debug/consistency")).json()
+    assert body.pop("seconds") >= 0.0
+    assert body == {
         "consistent": True,
         "scopes": 1,
         "ranks": 2,
@@ -44,9 +44,9 @@ async def test_what_does_not_add_up_is_told_counted_and_logged(
         ledger.loads.decode[0] += 5
         answer = await client.get("/debug/consistency")
         assert answer.status_code == 200
-        told = answer.json()
-        assert (told["consistent"], told["differences_total"]) == (False, 1)
-        [one] = told["differences"]
+        body = answer.json()
+        assert (body["consistent"], body["differences_total"]) == (False, 1)
+        [one] = body["differences"]
         assert (one["worker_id"], one["dp_rank"], one["what"]) == (7, 0, "decode")
         assert one["carried"] == one["recomputed"] + 5
         samples = await scrape(client)
@@ -65,6 +65,6 @@ async def test_of_many_the_first_are_told_and_all_are_counted(
     for worker_id in range(count):
         add_worker(service, worker_id=worker_id)
     service.core.partitions[Scope("default", "default")].ledger.loads.context += 1.0
-    told = (await client.get("/debug/consistency")).json()
-    assert len(told["differences"]) == DIFFERENCES_LISTED
-    assert told["differences_total"] >= count
+    answer = (await client.get("/debug/consistency")).json()
+    assert len(answer["differences"]) == DIFFERENCES_LISTED
+    assert answer["differences_total"] >= count

@@ -30,7 +30,7 @@ def without_ranks(decision: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_time(decision: dict[str, Any]) -> dict[str, Any]:
-    """What is told of the clock is told by the wall clock of the moment."""
+    """What is shown of the clock is shown by the wall clock of the moment."""
     assert decision["at_ms"] > 1e12
     return decision | {"at_ms": 0}
 
@@ -45,20 +45,20 @@ async def test_one_by_either_of_its_ids(client: httpx.AsyncClient, service: Driv
     assert answer.json()["worker_id"] == 2**64 - 1
     one = await client.get("/decisions/r")
     assert one.status_code == 200
-    told = one.json()
+    reply = one.json()
     other = (await client.get("/decisions/s%2F1")).json()
-    assert same_time(other) == same_time(told)
-    assert [told[name] for name in NAMES] == ["s/1", "r"]
-    assert told["decision_id"] == "s/1"
-    assert told["route"] == "select_and_reserve"
-    assert told["chosen"]["worker_id"] == 2**64 - 1
-    assert [one["excluded"] for one in told["candidates"]] == ["taint", None]
+    assert same_time(other) == same_time(reply)
+    assert [reply[name] for name in NAMES] == ["s/1", "r"]
+    assert reply["decision_id"] == "s/1"
+    assert reply["route"] == "select_and_reserve"
+    assert reply["chosen"]["worker_id"] == 2**64 - 1
+    assert [one["excluded"] for one in reply["candidates"]] == ["taint", None]
     packed = await client.get("/decisions/r", headers=PACKED)
     assert packed.headers["content-type"] == "application/msgpack"
-    assert same_time(msgspec.msgpack.decode(packed.content)) == same_time(told)
+    assert same_time(msgspec.msgpack.decode(packed.content)) == same_time(reply)
     schemas = (await client.get("/openapi.json")).json()["components"]
     schema = {"$ref": "#/components/schemas/Decision", "components": schemas}
-    jsonschema.validate(told, schema)
+    jsonschema.validate(reply, schema)
     problem(await client.get("/decisions/other"), 404, "decision_not_found")
 
 
@@ -75,15 +75,15 @@ async def test_a_decision_told_twice_was_at_one_time(
     add_worker(service, 1)
     await client.post("/select", json=PROMPT | {"selection_id": "s"})
 
-    async def told() -> dict[str, Any]:
+    async def shown() -> dict[str, Any]:
         decision: dict[str, Any] = (await client.get("/decisions/s")).json()
         return decision
 
-    first = await told()
+    first = await shown()
     apart[0] += 0.001
-    assert await told() == first
+    assert await shown() == first
     apart[0] += 3600.0
-    assert (await told())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
+    assert (await shown())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
 
 
 @within(app_client)
@@ -152,10 +152,10 @@ async def test_explained_inline(ring: int) -> None:
             body = PROMPT | {"explain": unasked}
             assert (await client.post("/select", json=body)).content == plain.content
         answer = await client.post("/select", json=PROMPT | {"explain": True})
-        told = answer.json()
-        decision = told.pop("decision")
-        assert told == plain.json()
-        assert decision["chosen"]["worker_id"] == told["worker_id"]
+        reply = answer.json()
+        decision = reply.pop("decision")
+        assert reply == plain.json()
+        assert decision["chosen"]["worker_id"] == reply["worker_id"]
         assert len(decision["candidates"]) == 1
         held = PROMPT | {"explain": True, "cache_hit_threshold": 0.5}
         threshold = (await client.post("/select", json=held)).json()
@@ -216,11 +216,11 @@ async def test_one_that_waited_is_explained_to_who_asked(
         await asyncio.sleep(0)
     await client.post("/reservations/first/prefill_complete")
     one, other, last = [(await answer).json() for answer in three]
-    silent, told = (other, one) if first else (one, other)
+    silent, explained = (other, one) if first else (one, other)
     assert "decision" not in silent
-    assert told["decision"]["waited_s"] > 0.0
-    assert same_time(told["decision"]) == same_time(last["decision"])
-    assert silent == {name: told[name] for name in silent}
+    assert explained["decision"]["waited_s"] > 0.0
+    assert same_time(explained["decision"]) == same_time(last["decision"])
+    assert silent == {name: explained[name] for name in silent}
 
 
 @within(app_client)
@@ -246,7 +246,7 @@ async def test_a_large_fleet_is_told_in_slices_and_whole(
 
 
 async def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To write a thousand ranks at once took longer than to tell them."""
+    """To write a thousand ranks at once took longer than to show them."""
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
     written: list[int] = []
 
@@ -261,14 +261,14 @@ async def test_a_large_fleet_is_written_in_slices(monkeypatch: pytest.MonkeyPatc
         add_worker(service, 1, data_parallel_size=ranks, **more)
         await client.post("/select", json=PROMPT | {"selection_id": "s"})
         record = service.decision_reports.find("s")
-        telling = asyncio.ensure_future(service.decision_reports.tell(record, write))
+        reporting = asyncio.ensure_future(service.decision_reports.report(record, write))
         turns = [0]
-        while not telling.done():
+        while not reporting.done():
             await asyncio.sleep(0)
             turns.append(len(written))
         assert max(after - before for before, after in pairwise(turns)) == SLICE
-        told: object = telling.result().candidates
-        assert told == written == list(range(ranks))
+        candidates: object = reporting.result().candidates
+        assert candidates == written == list(range(ranks))
 
 
 @within(app_client)
@@ -278,8 +278,8 @@ async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
     add_worker(service, 1)
     huge = PROMPT | {"isl_tokens": 2**64 - 1}
     for _ in range(2):
-        told = await client.post("/select_and_reserve", json=huge)
-        assert told.status_code == 200
+        reply = await client.post("/select_and_reserve", json=huge)
+        assert reply.status_code == 200
     for path in ("/select", "/select_pair"):
         asked = {"explain": True, "selection_id": path}
         answer = await client.post(path, json=PROMPT | asked, headers=PACKED)

@@ -172,7 +172,7 @@ async def test_who_asks_at_once_shares_an_examination(
 
 @within(app_client, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_it_examines_when_it_is_asked_to(client: httpx.AsyncClient, service: Driver) -> None:
-    """What was wired a moment ago is told, apart from what has lasted."""
+    """What was wired a moment ago is reported, apart from what has lasted."""
     add_worker(service)
     path = "/ready?verbose=true&examine=true"
     assert (await client.get(path)).json()["suspected"] == []

@@ -1,4 +1,4 @@
-"""Workers that tell their load where they tell their events."""
+"""Workers that publish their load where they publish their events."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.wait import until
 PACK = msgspec.msgpack.encode
 
 
-class Heard:
+class LoadReceiver:
     """A topic and what it handed on."""
 
     def __init__(self, **bounds: int) -> None:
         self.taken: list[tuple[int, WorkerMetrics]] = []
         self.topic = LoadTopic(
-            lambda worker_id, told: self.taken.append((worker_id, told)), **bounds
+            lambda worker_id, metrics: self.taken.append((worker_id, metrics)), **bounds
         )
 
-    def hear(self, *frames: bytes, rank: int = 0) -> None:
+    def receive(self, *frames: bytes, rank: int = 0) -> None:
         stream: Any = SimpleNamespace(rank=WorkerRank(7, rank))
-        self.topic.hear(stream, frames)
+        self.topic.receive(stream, frames)
 
     async def settled(self) -> list[tuple[int, dict[int, float | None]]]:
         await until(lambda: bool(self.taken))
         return [
-            (worker_id, {one.dp_rank: one.kv_used_blocks for one in told.ranks})
-            for worker_id, told in self.taken
+            (worker_id, {one.dp_rank: one.kv_used_blocks for one in reported.ranks})
+            for worker_id, reported in self.taken
         ]
 
 
@@ -57,19 +57,19 @@ class Heard:
 async def test_both_forms_and_whatever_else_is_said(
     payload: bytes, expected: dict[int, float | None]
 ) -> None:
-    heard = Heard()
-    heard.hear(b"kv_metrics", payload, rank=1)
-    assert await heard.settled() == [(7, expected)]
-    assert (heard.topic.heard, heard.topic.bad) == (1, 0)
+    receiver = LoadReceiver()
+    receiver.receive(b"kv_metrics", payload, rank=1)
+    assert await receiver.settled() == [(7, expected)]
+    assert (receiver.topic.received, receiver.topic.bad) == (1, 0)
 
 
 async def test_only_the_latest_of_each_rank_is_taken_in() -> None:
-    heard = Heard()
+    receiver = LoadReceiver()
     for number in range(1000):
-        told = {"kv_used_blocks": number}
-        heard.hear(b"kv_metrics", struct.pack(">q", 1), PACK(told), rank=number % 2)
-    assert heard.taken == []
-    assert await heard.settled() == [(7, {0: 998.0, 1: 999.0})]
+        report = {"kv_used_blocks": number}
+        receiver.receive(b"kv_metrics", struct.pack(">q", 1), PACK(report), rank=number % 2)
+    assert receiver.taken == []
+    assert await receiver.settled() == [(7, {0: 998.0, 1: 999.0})]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ async def test_only_the_latest_of_each_rank_is_taken_in() -> None:
     ],
 )
 async def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> None:
-    heard = Heard()
-    heard.hear(*frames)
-    assert (heard.topic.heard, heard.topic.bad) == (1, 1)
-    heard.topic.close()
-    assert heard.taken == []
+    receiver = LoadReceiver()
+    receiver.receive(*frames)
+    assert (receiver.topic.received, receiver.topic.bad) == (1, 1)
+    receiver.topic.close()
+    assert receiver.taken == []
 
 
 @within(app_client)
@@ -110,8 +110,8 @@ async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) ->
 
         say_number = [0]
         await until(say)
-        told = service.core.admission_controller.reports.by_worker[1][0].metrics
-        assert told.kv_used_blocks == 77
+        reported = service.core.admission_controller.reports.by_worker[1][0].metrics
+        assert reported.kv_used_blocks == 77
         assert not stream.tallies.bad_messages
         assert stream.lost_batches == 0, "reports have no part in the sequence"
 
@@ -119,21 +119,21 @@ async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) ->
 @pytest.mark.parametrize("form", ["msgpack", "json"])
 async def test_a_message_of_endless_ranks_is_not_read(form: str) -> None:
     """Eight megabytes of empty ranks were as many objects, and seconds in which nobody else ran."""
-    heard = Heard(bytes_max=600, ranks_max=64)
+    receiver = LoadReceiver(bytes_max=600, ranks_max=64)
     one, encode = {"dp_rank": 1}, (PACK if form == "msgpack" else msgspec.json.encode)
 
     def of(count: int, **more: str) -> bytes:
         return encode({"ranks": [{}] * (count - 1) + [one], **more})
 
-    heard.hear(b"kv_metrics", of(64))
-    heard.hear(b"kv_metrics", of(65))  # more than a worker may have
-    assert (heard.topic.heard, heard.topic.bad) == (2, 1)
+    receiver.receive(b"kv_metrics", of(64))
+    receiver.receive(b"kv_metrics", of(65))  # more than a worker may have
+    assert (receiver.topic.received, receiver.topic.bad) == (2, 1)
     size = len(of(1, surprise=""))
-    heard.hear(b"kv_metrics", of(1, surprise="x" * (500 - size)))
-    assert heard.topic.bad == 1
-    heard.hear(b"kv_metrics", of(1, surprise="x" * 601))
-    assert heard.topic.bad == 2
-    assert await heard.settled() == [(7, {0: None, 1: None})]
+    receiver.receive(b"kv_metrics", of(1, surprise="x" * (500 - size)))
+    assert receiver.topic.bad == 1
+    receiver.receive(b"kv_metrics", of(1, surprise="x" * 601))
+    assert receiver.topic.bad == 2
+    assert await receiver.settled() == [(7, {0: None, 1: None})]
 
 
 @pytest.mark.parametrize(
@@ -150,22 +150,22 @@ def test_what_announces_too_much_is_refused_before_it_is_read(
 ) -> None:
     monkeypatch.setattr(load_topic, "_from_msgpack", None)  # whoever reads on would fail
     monkeypatch.setattr(load_topic, "_from_json", None)
-    heard = Heard(ranks_max=64)
-    heard.hear(b"kv_metrics", payload)
-    assert heard.topic.bad == 1
+    receiver = LoadReceiver(ranks_max=64)
+    receiver.receive(b"kv_metrics", payload)
+    assert receiver.topic.bad == 1
 
 
 async def test_ranks_inside_ranks_are_not_read() -> None:
-    heard = Heard()
+    receiver = LoadReceiver()
     inner = {"ranks": [{"dp_rank": number} for number in range(3)], "kv_used_blocks": 2}
-    heard.hear(b"kv_metrics", PACK({"ranks": [inner]}))
-    assert await heard.settled() == [(7, {0: 2.0})]
+    receiver.receive(b"kv_metrics", PACK({"ranks": [inner]}))
+    assert await receiver.settled() == [(7, {0: 2.0})]
 
 
 async def test_ranks_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_topic, "RANKS_MAX", 2)
-    heard = Heard()
+    receiver = LoadReceiver()
     for rank in (0, 1, 1, 2):
-        heard.hear(b"kv_metrics", PACK({"dp_rank": rank}))
-    assert heard.topic.left_out == 1
-    assert await heard.settled() == [(7, {1: None, 2: None})]
+        receiver.receive(b"kv_metrics", PACK({"dp_rank": rank}))
+    assert receiver.topic.left_out == 1
+    assert await receiver.settled() == [(7, {1: None, 2: None})]

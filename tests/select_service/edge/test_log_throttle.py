@@ -1,4 +1,4 @@
-"""Failures that others cause are told so often and no oftener."""
+"""Failures that others cause are logged so often and no oftener."""
 
 import logging
 
@@ -13,22 +13,22 @@ def test_each_party_has_its_lines_and_says_what_it_left_out() -> None:
     now = 1.0
     sparing = LogThrottle(said.append, lambda: now)
     for number in range(10):
-        sparing.tell("a", f"a {number}")
-        sparing.tell("b", f"b {number}")
+        sparing.log("a", f"a {number}")
+        sparing.log("b", f"b {number}")
     assert said == [f"{who} {number}" for number in range(LINES_MAX) for who in "ab"]
     now += PERIOD_S
-    sparing.tell("a", "again")
-    sparing.tell("a", "once more")
-    assert said[-2:] == [f"again ({10 - LINES_MAX} more since last told)", "once more"]
+    sparing.log("a", "again")
+    sparing.log("a", "once more")
+    assert said[-2:] == [f"again ({10 - LINES_MAX} more since the last line)", "once more"]
 
 
 def test_of_so_many_parties_it_is_remembered() -> None:
     said: list[str] = []
     sparing = LogThrottle(said.append, lambda: 1.0)
     for number in range(2 * PARTIES_REMEMBERED):
-        sparing.tell(str(number), "failed")
+        sparing.log(str(number), "failed")
     assert len(said) == 2 * PARTIES_REMEMBERED
-    assert len(sparing._told) == PARTIES_REMEMBERED
+    assert len(sparing._logged) == PARTIES_REMEMBERED
 
 
 async def test_who_registers_what_may_not_be_connected_to_writes_no_log_of_ours(

@@ -74,10 +74,10 @@ def test_a_line_longer_than_a_pipe(pipe: tuple[int, int]) -> None:
     say(taker, "y" * 10 * (1 << 16))
     (torn,) = read(reads)
     say(taker, "whole")
-    first, told, last = read(reads)
+    first, note, last = read(reads)
     assert set(torn) == {"y"}
     assert (first, last) == ("", "whole")
-    assert told.startswith("1 lines")
+    assert note.startswith("1 lines")
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     os.dup2(room, number)
     say(taker, "room again")
-    told = (tmp_path / "log").read_text().splitlines()
-    assert told == ["3 lines of the log are lost: they were not read", "room again"]
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines == ["3 lines of the log are lost: they were not read", "room again"]
     os.close(number)
     os.close(room)
 
@@ -241,7 +241,7 @@ def test_a_service_without_stderr(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_service_whose_log_nobody_reads(tmp_path: Path) -> None:
-    """It answers as ever, and ends when it is told to."""
+    """It answers as ever, and ends when it is signalled."""
     unread = tmp_path / "unread"
     os.mkfifo(unread)
     reads = os.open(unread, os.O_RDONLY | os.O_NONBLOCK)

@@ -64,7 +64,7 @@ def test_another_configuration_lets_go_of_what_the_one_before_held() -> None:
         logs.configure("json", "info", access_log=False, stream=stream)
         assert len(os.listdir("/proc/self/fd")) == len(before)
     logs.configure("json", "info", access_log=False, stream=io.StringIO())
-    assert os.read(reads, 1) == b"", "the end of it is told"
+    assert os.read(reads, 1) == b"", "the end of it is written"
     os.close(reads)
 
 
@@ -80,8 +80,8 @@ def test_what_json_cannot_say_is_spelt_out() -> None:
 def test_wide_numbers_and_odd_keys_cost_no_line() -> None:
     stream = io.StringIO()
     logs.configure("json", "info", access_log=False, stream=stream)
-    told = {"wide": 2**64, "low": -(2**70), "id": 2**63 - 1, "keys": {1: 2}, "odd": {(1,): 2}}
-    logging.getLogger("a").info("x", extra=told)
+    fields = {"wide": 2**64, "low": -(2**70), "id": 2**63 - 1, "keys": {1: 2}, "odd": {(1,): 2}}
+    logging.getLogger("a").info("x", extra=fields)
     record = json.loads(stream.getvalue())
     assert (record["wide"], record["low"]) == (str(2**64), str(-(2**70)))
     assert record["id"] == 2**63 - 1

@@ -1,4 +1,4 @@
-"""A process without descriptors to spare: who comes is told so, and it gets well by itself."""
+"""A process without descriptors to spare: a newcomer is refused so, and it gets well by itself."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Kept:
             "kv_events_endpoints": {str(rank): f"tcp://{HOST}:9" for rank in range(ranks)},
             "data_parallel_size": ranks,
         }
-        _, told = self.ask("POST", "/workers", record)
-        reasons: list[str] = told.get("not_schedulable_reasons", [])
+        _, answer = self.ask("POST", "/workers", record)
+        reasons: list[str] = answer.get("not_schedulable_reasons", [])
         return reasons
 
 

@@ -1,4 +1,4 @@
-"""The service's own clients: none takes a proxy from the environment unless it is told to."""
+"""The service's own clients: none takes a proxy from the environment unless that is set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         length = int(self.headers.get("content-length", "0"))
         self.rfile.read(length)
-        self.server.heard.append(self.path)  # type: ignore[attr-defined]
+        self.server.requests.append(self.path)  # type: ignore[attr-defined]
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -34,7 +34,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.heard: list[str] = []
+        self.requests: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -53,17 +53,17 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
         one.server_close()
 
 
-@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_set", [False, True])
 def test_the_collector_of_traces(
-    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, is_told: bool
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, is_set: bool
 ) -> None:
     proxy, server = servers
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{server.url}/v1/traces")
-    exporter = otlp_exporter(proxy_from_environment=is_told)
+    exporter = otlp_exporter(proxy_from_environment=is_set)
     assert exporter.export([]) is SpanExportResult.SUCCESS
     exporter.shutdown()
-    assert server.heard == ([] if is_told else ["/v1/traces"])
-    assert proxy.heard == ([f"{server.url}/v1/traces"] if is_told else [])
+    assert server.requests == ([] if is_set else ["/v1/traces"])
+    assert proxy.requests == ([f"{server.url}/v1/traces"] if is_set else [])
 
 
 def test_the_token_of_a_collector_goes_into_no_proxy_that_can_read_it(
@@ -75,14 +75,14 @@ def test_the_token_of_a_collector_goes_into_no_proxy_that_can_read_it(
     exporter = otlp_exporter(proxy_from_environment=True)
     assert exporter.export([]) is SpanExportResult.SUCCESS
     exporter.shutdown()
-    assert (server.heard, proxy.heard) == (["/v1/traces"], [])
+    assert (server.requests, proxy.requests) == (["/v1/traces"], [])
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-async def test_the_kubernetes_api(servers: tuple[Server, Server], is_told: bool) -> None:
+@pytest.mark.parametrize("is_set", [False, True])
+async def test_the_kubernetes_api(servers: tuple[Server, Server], is_set: bool) -> None:
     """Its token goes into no proxy that can read it: without TLS the server is asked directly."""
     proxy, server = servers
-    api = KubernetesApi(server.url, "/nonexistent", "n", proxy_from_environment=is_told)
+    api = KubernetesApi(server.url, "/nonexistent", "n", proxy_from_environment=is_set)
     async with api.client(httpx.Timeout(5.0)) as client:
         await client.get("/api")
-    assert (server.heard, proxy.heard) == (["/api"], [])
+    assert (server.requests, proxy.requests) == (["/api"], [])

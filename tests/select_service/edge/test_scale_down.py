@@ -221,29 +221,29 @@ async def test_demand_is_counted_with_what_was_refused(
         await client.post("/reservations/r/output_block", json={})
     await client.delete("/reservations/r")
     await client.delete("/reservations/r")
-    told = await scrape(client)
-    assert value(told, "demand_requests_total", **SCOPE, outcome="placed") == 2
-    assert value(told, "demand_requests_total", **SCOPE, outcome="refused") == 1
-    assert value(told, "demand_isl_tokens_sum", **SCOPE) == 64
-    assert value(told, "demand_isl_tokens_bucket", **SCOPE, le="31") == 0
-    assert value(told, "demand_isl_tokens_bucket", **SCOPE, le="63") == 2
-    assert value(told, "demand_prefill_tokens_sum", **SCOPE) == 32
-    assert value(told, "demand_ttft_seconds_count", **SCOPE) == 1
-    assert value(told, "demand_output_tokens_sum", **SCOPE) == 48
-    assert value(told, "demand_output_tokens_count", **SCOPE) == 1
-    assert value(told, "demand_itl_seconds_count", **SCOPE) == 48
-    assert value(told, "demand_request_seconds_count", **SCOPE) == 1
-    ttft = value(told, "demand_ttft_seconds_sum", **SCOPE)
-    assert 0 < ttft <= value(told, "demand_request_seconds_sum", **SCOPE)
+    samples = await scrape(client)
+    assert value(samples, "demand_requests_total", **SCOPE, outcome="placed") == 2
+    assert value(samples, "demand_requests_total", **SCOPE, outcome="refused") == 1
+    assert value(samples, "demand_isl_tokens_sum", **SCOPE) == 64
+    assert value(samples, "demand_isl_tokens_bucket", **SCOPE, le="31") == 0
+    assert value(samples, "demand_isl_tokens_bucket", **SCOPE, le="63") == 2
+    assert value(samples, "demand_prefill_tokens_sum", **SCOPE) == 32
+    assert value(samples, "demand_ttft_seconds_count", **SCOPE) == 1
+    assert value(samples, "demand_output_tokens_sum", **SCOPE) == 48
+    assert value(samples, "demand_output_tokens_count", **SCOPE) == 1
+    assert value(samples, "demand_itl_seconds_count", **SCOPE) == 48
+    assert value(samples, "demand_request_seconds_count", **SCOPE) == 1
+    ttft = value(samples, "demand_ttft_seconds_sum", **SCOPE)
+    assert 0 < ttft <= value(samples, "demand_request_seconds_sum", **SCOPE)
 
 
 async def test_a_fleet_at_zero_is_still_asked_for() -> None:
     """Or nobody would ever start it again: its scope is given up, and what was refused with it."""
 
-    def asked(told: Samples) -> dict[frozenset[tuple[str, str]], float]:
+    def asked(service_reports: Samples) -> dict[frozenset[tuple[str, str]], float]:
         return {
             labels: count
-            for (name, labels), count in told.items()
+            for (name, labels), count in service_reports.items()
             if name == "select_service_demand_requests_total"
         }
 
@@ -286,7 +286,7 @@ async def test_the_first_request_after_a_start_is_counted(client: httpx.AsyncCli
         ("/select_batch", {"requests": [PROMPT]}),
     )
 
-    def told(samples: Samples, model: str) -> float:
+    def asked_of(samples: Samples, model: str) -> float:
         labels = {"model_name": model, "tenant_id": "t", "outcome": "unserved"}
         return value(samples, "demand_requests_total", **labels)
 
@@ -300,7 +300,7 @@ async def test_the_first_request_after_a_start_is_counted(client: httpx.AsyncCli
         answer = await client.post(path, json=sent)
         if path != "/select_batch":  # which answers for each of its requests
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert told(await scrape(client), f"m{number}") == 1, path
+        assert asked_of(await scrape(client), f"m{number}") == 1, path
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -345,6 +345,6 @@ async def test_names_that_cannot_be_told_are_counted_together(
     for strange in (name, "other"):
         sent = {**PROMPT, "model_name": strange, "tenant_id": "other"}
         assert (await client.post("/select", json=sent)).status_code == 503
-    told = await scrape(client)
+    samples = await scrape(client)
     rest = {"model_name": "other", "tenant_id": "other", "outcome": "unserved"}
-    assert value(told, "demand_requests_total", **rest) == 2
+    assert value(samples, "demand_requests_total", **rest) == 2

@@ -35,6 +35,6 @@ async def test_a_session_follows_its_last_request(
         assert answer.status_code == 200, "no session"
     refused = await client.post("/select", json=PROMPT | {"session_id": "x" * 257})
     assert (refused.status_code, refused.json()["field"]) == (422, "session_id")
-    told = (await client.get("/metrics")).text
-    assert 'session_requests_total{outcome="kept"} 11.0' in told
-    assert "sessions 1.0" in told
+    metrics = (await client.get("/metrics")).text
+    assert 'session_requests_total{outcome="kept"} 11.0' in metrics
+    assert "sessions 1.0" in metrics

@@ -73,16 +73,16 @@ async def test_what_is_told_of_it(client: httpx.AsyncClient, service: Driver) ->
     }
     assert answer.json()["decision"]["shadow"] == expected
     assert (await client.get("/decisions/s")).json()["shadow"] == expected
-    told = (await client.get("/shadow")).json()
-    assert told["enabled"]
-    assert (told["sample"], told["cost_max"]) == (1.0, 1.0)
-    assert told["cost_s"] > 0.0
-    assert told["shadow_weights"] == expected["weights"]
-    assert told["live_weights"]["overlap_score_credit"] == 1.0
-    assert told["total"] == told["scopes"][0]["numbers"]
-    assert told["total"]["agreement"] == 0.0
-    assert told["total"]["choices"]["gain"]["prefill_tokens"] == -64.0
-    assert len(told["regret_bounds"]) + 1 == len(told["total"]["regret_by_live_weights"]["counts"])
+    body = (await client.get("/shadow")).json()
+    assert body["enabled"]
+    assert (body["sample"], body["cost_max"]) == (1.0, 1.0)
+    assert body["cost_s"] > 0.0
+    assert body["shadow_weights"] == expected["weights"]
+    assert body["live_weights"]["overlap_score_credit"] == 1.0
+    assert body["total"] == body["scopes"][0]["numbers"]
+    assert body["total"]["agreement"] == 0.0
+    assert body["total"]["choices"]["gain"]["prefill_tokens"] == -64.0
+    assert len(body["regret_bounds"]) + 1 == len(body["total"]["regret_by_live_weights"]["counts"])
     other = (await client.get("/shadow?tenant_id=other")).json()
     assert (other["scopes_total"], other["total"]["scored"]) == (0, 0)
     problem(await client.get("/shadow?limit=201"), 400, "invalid_query", "limit")
@@ -101,9 +101,9 @@ async def test_the_other_policy_looks_on() -> None:
         assert (await client.post("/reservations/wide/prefill_complete")).is_success
         answer = await client.post("/select", json=BODY | {"explain": True})
         assert answer.json()["worker_id"] == 2
-        told = answer.json()["decision"]["shadow"]
-        assert told["shadow"]["worker_id"] == 1
-        weights = told["weights"]
+        shadow = answer.json()["decision"]["shadow"]
+        assert shadow["shadow"]["worker_id"] == 1
+        weights = shadow["weights"]
         assert (weights["decode_load_scale"], weights["expects_booked"]) == (0.0, True)
         assert weights["context_load_scale"] == 0.0625
         assert weights["delay_weight"] == 0.5, "one prompt is computed, on two ranks"
@@ -182,11 +182,11 @@ async def test_it_comes_and_goes_while_the_service_runs(
     wrong = await put(shadow_weights={"overlap_score_credit": -1}, shadow_sample=0.5)
     problem(wrong, 422, "invalid_field", "settings.shadow_weights")
     assert "overlap_score_credit must be a number" in wrong.json()["error"]
-    told = (await client.get("/shadow")).json()
-    assert (told["sample"], told["total"]["scored"]) == (1.0, 1)
+    answer = (await client.get("/shadow")).json()
+    assert (answer["sample"], answer["total"]["scored"]) == (1.0, 1)
     assert (await put(shadow_cost_max=0.5)).status_code == 200
-    told = (await client.get("/shadow")).json()
-    assert (told["cost_max"], told["total"]["scored"]) == (0.5, 1), "the same go on"
+    answer = (await client.get("/shadow")).json()
+    assert (answer["cost_max"], answer["total"]["scored"]) == (0.5, 1), "the same go on"
     shown = (await client.get("/config")).json()["settings"]["shadow_weights"]
     assert (shown["value"], shown["source"]) == (weights, "put")
     assert (await put(shadow_weights={"temperature": 1})).status_code == 200
@@ -201,11 +201,11 @@ async def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
             add_worker(service, worker_id, tenant_id=tenant)
         for tenant in (OURS, THEIRS, THEIRS):
             assert (await do("all", "POST", "/select", BODY | {"tenant_id": tenant}))[0] == 200
-        status, told = await do("ours", "GET", "/shadow")
+        status, answer = await do("ours", "GET", "/shadow")
         assert status == 200
-        assert [one["tenant_id"] for one in told["scopes"]] == [OURS]
-        assert (told["total"]["scored"], told["scopes_total"]) == (1, 1)
-        assert "cost_s" not in told, "that is of all"
+        assert [one["tenant_id"] for one in answer["scopes"]] == [OURS]
+        assert (answer["total"]["scored"], answer["scopes_total"]) == (1, 1)
+        assert "cost_s" not in answer, "that is of all"
         others = (await do("ours", "GET", f"/shadow?tenant_id={THEIRS}"))[1]
         assert others["total"]["scored"] == 0
         everything = (await do("all", "GET", "/shadow"))[1]

@@ -1,4 +1,4 @@
-"""cached_tokens over HTTP in every form, GET /trust, and what people and Prometheus are told."""
+"""cached_tokens over HTTP in every form, GET /trust, and what people and Prometheus see."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ async def test_what_is_told_in_either_form_and_in_a_batch(
     add_worker(service)
     hold(service, 1)
     packed = msgspec.msgpack.encode({"cached_tokens": 32})
-    for told in (
+    for form in (
         {"json": {"cached_tokens": 32}},
         {"content": packed, "headers": {"content-type": "application/msgpack"}},
         {"content": b'{"cached_tokens": 32}'},
         {"content": b'{"cached_tokens": 32}', "headers": {"content-type": "text/plain"}},
     ):
         await book(client)
-        answer = await client.post(DONE, **told)
+        answer = await client.post(DONE, **form)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
         answer_for(service, 1.0)
         await client.delete("/reservations/r")
@@ -233,10 +233,10 @@ async def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) 
             assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
             assert value(samples, "cached_tokens_told_total", outcome="compared") == 9
             assert value(samples, "index_rereads_total", outcome="no_replay") == 1
-    told = [one for one in caplog.records if "counts" in one.message]
-    assert [one.message for one in told] == ["a rank's index counts for less"]
-    assert vars(told[0])["worker_id"] == 2
-    assert vars(told[0])["reasons"] == "prediction"
+    lines = [one for one in caplog.records if "counts" in one.message]
+    assert [one.message for one in lines] == ["a rank's index counts for less"]
+    assert vars(lines[0])["worker_id"] == 2
+    assert vars(lines[0])["reasons"] == "prediction"
 
 
 @within(app_client)
@@ -257,20 +257,20 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
                 speeds.blocks.add(100.0 * worker_id, seconds)
     samples = await scrape(client)
 
-    def told(moment: str) -> float:
+    def moment_of(moment: str) -> float:
         return value(samples, "measured_itl_moments_total", moment=moment, **SCOPE)
 
-    assert told("count") == 2 * (6 - 4)
-    assert told("seconds") == pytest.approx(4 * 0.01)  # a block is 16 tokens
-    assert told("tokens") == pytest.approx(2 * 1600 + 2 * 3200)
-    assert told("tokens_squared") == pytest.approx(2 * 1600**2 + 2 * 3200**2)
-    assert told("token_seconds") == pytest.approx((2 * 1600 + 2 * 3200) * 0.01)
-    assert value(samples, "measured_rank_kv_tokens", **SCOPE) == 8000  # of the one that told
+    assert moment_of("count") == 2 * (6 - 4)
+    assert moment_of("seconds") == pytest.approx(4 * 0.01)  # a block is 16 tokens
+    assert moment_of("tokens") == pytest.approx(2 * 1600 + 2 * 3200)
+    assert moment_of("tokens_squared") == pytest.approx(2 * 1600**2 + 2 * 3200**2)
+    assert moment_of("token_seconds") == pytest.approx((2 * 1600 + 2 * 3200) * 0.01)
+    assert value(samples, "measured_rank_kv_tokens", **SCOPE) == 8000  # of the one that reported
     assert value(samples, "measured_decode_worker_ranks", **SCOPE) == 1
     assert "select_service_measured_prefill_worker_ranks" not in names(samples)
     read = parse((await client.get("/metrics")).text, [SCOPE["model_name"]])  # as the planner does
     for moment in MOMENTS:
-        assert read["measured_itl_moments_total", "default", "default", moment] == told(moment)
+        assert read["measured_itl_moments_total", "default", "default", moment] == moment_of(moment)
 
 
 @within(app_client)

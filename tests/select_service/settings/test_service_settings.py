@@ -1,4 +1,4 @@
-"""What the process is told reaches the component it is for: no flag ends nowhere."""
+"""What the process is given reaches the component it is for: no flag ends nowhere."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def other(value: object) -> object:
 def changed_by(setting: str, component: str) -> set[str]:
     """Fields of a component that another value of a setting changes."""
     before = Settings(**LOOKED_ON)
-    told = other(getattr(before, setting))
+    changed = other(getattr(before, setting))
     if setting.startswith("shadow_"):  # shares
-        told = getattr(before, setting) / 2
-    after = Settings(**LOOKED_ON | {setting: told})
+        changed = getattr(before, setting) / 2
+    after = Settings(**LOOKED_ON | {setting: changed})
     old, new = getattr(before, component), getattr(after, component)
     return {name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)}
 

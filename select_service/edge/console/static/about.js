@@ -57,8 +57,8 @@ export class About {
 
   async load(get) {
     try {
-      const told = await get();
-      this.settings = Object.entries(told.settings).map(([name, one]) => ({ name, ...one }));
+      const configuration = await get();
+      this.settings = Object.entries(configuration.settings).map(([name, one]) => ({ name, ...one }));
       this.problem.hidden = this.other.hidden = true;
       this.show();
     } catch (error) {

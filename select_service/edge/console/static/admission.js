@@ -78,21 +78,21 @@ export class Admission {
   }
 
   update() {
-    const told = this.store.admission;
-    if (!told) return;
-    const isOff = told.gates === 0;
+    const status = this.store.admission;
+    if (!status) return;
+    const isOff = status.gates === 0;
     this.node.dataset.admission = isOff ? "off" : "on";
-    const sign = JSON.stringify([isOff, told.policy, told.config, told.mode]);
+    const sign = JSON.stringify([isOff, status.policy, status.config, status.mode]);
     if (sign !== this.sign) {
       this.sign = sign;
       this.off.replaceChildren(...(isOff ? [emptiness("Admission is off", "Every request is let in. --admission-policy, --admission-control, caps of workers and PUT /admission turn it on.", "admission-off")] : []));
-      this.policy.replaceChildren(facts([["Policy", told.policy], ["Configuration", Object.keys(told.config).length ? h("code", {}, JSON.stringify(told.config)) : "none"], ["Thresholds", told.mode === "none" ? "off (--admission-control none)" : told.mode]]));
+      this.policy.replaceChildren(facts([["Policy", status.policy], ["Configuration", Object.keys(status.config).length ? h("code", {}, JSON.stringify(status.config)) : "none"], ["Thresholds", status.mode === "none" ? "off (--admission-control none)" : status.mode]]));
     }
-    const classes = Object.entries(told.counters).map(([name, counts]) => ({ name, priority: told.classes[name] ?? null, ...counts }));
+    const classes = Object.entries(status.counters).map(([name, counts]) => ({ name, priority: status.classes[name] ?? null, ...counts }));
     this.classes.show(classes.some((one) => one.offered) || !isOff ? classes : []); // zeros would say that nothing has come
-    this.scopes.show(told.scopes);
-    this.reasons.show(told.decisions);
-    this.thresholds.show(told.thresholds);
+    this.scopes.show(status.scopes);
+    this.reasons.show(status.decisions);
+    this.thresholds.show(status.thresholds);
   }
 
   changer(row) {

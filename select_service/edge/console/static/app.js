@@ -100,7 +100,7 @@ function showConnection() {
   let text = "Connecting …";
   if (isLive) text = "Live";
   else if (link.state === "lost") {
-    const last = store.heardAt ? `last update ${ago((Date.now() - store.heardAt) / 1000)}` : "never connected";
+    const last = store.receivedAt ? `last update ${ago((Date.now() - store.receivedAt) / 1000)}` : "never connected";
     const left = Math.max(0, Math.ceil((link.retryAt - Date.now()) / 1000));
     text = `Connection lost · ${last} · ${left ? `trying again in ${left} s` : "trying again"} (${link.why})`;
   }
@@ -134,10 +134,10 @@ async function showFindings() {
   clearTimeout(showFindings.timer);
   const badge = document.querySelector("#tabs [data-view=doctor] .badge");
   try {
-    const told = link.state === "live" && !document.hidden ? await get("console/api/findings") : null;
-    if (told) {
-      const grave = told.findings.filter((one) => one.severity !== "info");
-      badge.textContent = grave.length ? `${grave.length}${told.left_out ? "+" : ""}` : "";
+    const report = link.state === "live" && !document.hidden ? await get("console/api/findings") : null;
+    if (report) {
+      const grave = report.findings.filter((one) => one.severity !== "info");
+      badge.textContent = grave.length ? `${grave.length}${report.left_out ? "+" : ""}` : "";
       badge.dataset.tone = grave.some((one) => one.severity === "error") ? "bad" : "warn";
     }
   } catch {

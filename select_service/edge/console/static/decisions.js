@@ -85,21 +85,21 @@ export class Decisions {
     const narrowed = String(this.filters);
     const asked = new URLSearchParams({ limit: 50 });
     for (const [name, field] of [["worker", "worker_id"], ["model", "model_name"], ["outcome", "outcome"]]) if (this.filters.get(name)) asked.set(field, this.filters.get(name));
-    const told = await get(`console/api/decisions?${asked}`);
+    const answer = await get(`console/api/decisions?${asked}`);
     if (String(this.filters) !== narrowed) return; // it was narrowed otherwise meanwhile
-    if (!told.available) {
-      this.list.replaceChildren(emptiness("No decisions are kept", told.why, "ring-off"));
+    if (!answer.available) {
+      this.list.replaceChildren(emptiness("No decisions are kept", answer.why, "ring-off"));
       return;
     }
-    if (!told.decisions.length && asked.size > 1) {
+    if (!answer.decisions.length && asked.size > 1) {
       this.list.replaceChildren(emptiness("No decision matches", "Of those that are kept, none is about this worker, model and outcome.", "no-match"));
       return;
     }
-    if (!told.decisions.length) {
+    if (!answer.decisions.length) {
       this.list.replaceChildren(emptiness("No decisions yet", "Selections appear here as they are made.", "no-decisions"));
       return;
     }
-    this.merge(told.decisions);
+    this.merge(answer.decisions);
   }
 
   // New ones come first and old ones go; a line that stays is the same element, with its focus.

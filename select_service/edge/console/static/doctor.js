@@ -30,20 +30,20 @@ export class Doctor {
   }
 
   async look() {
-    const told = await get("console/api/findings");
-    const sign = JSON.stringify(told, (key, value) => (["since_s", "finding_in_s"].includes(key) ? undefined : value));
-    const suspected = told.suspected ?? [];
+    const report = await get("console/api/findings");
+    const sign = JSON.stringify(report, (key, value) => (["since_s", "finding_in_s"].includes(key) ? undefined : value));
+    const suspected = report.suspected ?? [];
     // what counts down is shown anew each time
-    const age = suspected.length ? suspected[0].since_s : Math.floor((told.findings?.[0]?.since_s ?? 0) / 10);
+    const age = suspected.length ? suspected[0].since_s : Math.floor((report.findings?.[0]?.since_s ?? 0) / 10);
     // while somebody has the focus in it, being older by ten seconds is no reason to make it anew
     if (sign === this.sign && (age === this.age || this.list.contains(document.activeElement))) return;
     [this.sign, this.age] = [sign, age];
-    const found = told.findings;
-    if (!told.available) this.list.replaceChildren(emptiness("The doctor is not available", told.why, "no-doctor"));
+    const found = report.findings;
+    if (!report.available) this.list.replaceChildren(emptiness("The doctor is not available", report.why, "no-doctor"));
     else if (!found.length && !suspected.length) this.list.replaceChildren(emptiness("No problems found", null, "no-findings"));
     else {
       const none = found.length ? [] : [emptiness("No lasting problem found yet", null, "none-lasting")];
-      const more = told.left_out ? [h("p", { class: "note" }, `${plural(told.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
+      const more = report.left_out ? [h("p", { class: "note" }, `${plural(report.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
       const pending = suspected.length ? [h("section", { class: "findings", id: "suspected", "aria-label": "Seen just now" }, h("p", {}, "Seen just now, and a problem if it lasts:"), this.cards(suspected))] : [];
       this.list.replaceChildren(...none, ...this.cards(found), ...more, ...pending);
     }

@@ -26,10 +26,10 @@ function ageOf(rank, atMs) {
   return Math.abs(age) < OLDEST_S ? age : null;
 }
 
-const isUnheard = (rank) => ["none", "silent"].includes(rank.kv_state) || (rank.kv_state === "unreachable" && rank.event_at_ms === null);
+const isSilent = (rank) => ["none", "silent"].includes(rank.kv_state) || (rank.kv_state === "unreachable" && rank.event_at_ms === null);
 
 function age(rank, atMs) {
-  if (!rank || isUnheard(rank)) return NONE;
+  if (!rank || isSilent(rank)) return NONE;
   const seconds = ageOf(rank, atMs);
   return seconds === null ? "unknown" : duration(seconds);
 }
@@ -38,7 +38,7 @@ export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : 
 
 // How late its events come; of some engines nobody knows.
 export function lag(rank) {
-  if (!rank || isUnheard(rank)) return NONE;
+  if (!rank || isSilent(rank)) return NONE;
   return rank.lag_s === null ? "unknown" : duration(rank.lag_s);
 }
 
@@ -74,7 +74,7 @@ export function scaleOf(rows) {
   return { most: Math.max(1, ...rows.map(({ rank }) => rank?.prefill_tokens ?? 0)), room: 2 * Math.max(1, ...digits) + 4 };
 }
 
-// What is told of a rank, wherever ranks are listed; `scale()`: as scaleOf tells of the list.
+// What is shown of a rank, wherever ranks are listed; `scale()`: as scaleOf returns it for the list.
 export function rankColumns(store, scale) {
   return [
     { id: "prefill", title: "Prefill tokens", numeric: true, barred: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / scale().most, text: count(rank.prefill_tokens) } : NONE) },
@@ -168,8 +168,8 @@ export class Fleet {
     const total = uses.reduce((sum, use) => sum + use.total, 0);
     const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
     const streams = seated.filter(({ rank }) => rank.kv_state !== "none");
-    const silent = streams.filter(({ rank }) => isUnheard(rank)).length; // in trouble or not
-    const heard = silent ? `${count(streams.length - silent)} of ${count(streams.length)} heard` : streams.length ? "in order" : NONE;
+    const silent = streams.filter(({ rank }) => isSilent(rank)).length; // in trouble or not
+    const streamText = silent ? `${count(streams.length - silent)} of ${count(streams.length)} heard` : streams.length ? "in order" : NONE;
     const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
     const card = (name, title, value, note, tone) => h("div", { class: "card", role: "listitem", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
@@ -177,9 +177,9 @@ export class Fleet {
       card("workers", "Schedulable workers", `${count(schedulable)} of ${count(workers.length)}`, plural(seated.length, "rank"), schedulable < workers.length ? "warn" : null),
       card("requests", "Live requests", count(sum("requests")), `${count(this.store.state?.waiting)} waiting`),
       card("prefill", "Prefill booked", count(sum("prefill_tokens")), "tokens to compute"),
-      card("kv", "KV blocks in use", total ? percent(used / total) : count(sum("decode_blocks")), total ? `${count(used)} of ${count(total)}` : "capacity not told", total && used / total > 0.9 ? "warn" : null),
+      card("kv", "KV blocks in use", total ? percent(used / total) : count(sum("decode_blocks")), total ? `${count(used)} of ${count(total)}` : "capacity unknown", total && used / total > 0.9 ? "warn" : null),
       card("cached", "Blocks in the index", count(sum("cached_blocks")), "on all ranks and tiers"),
-      card("events", "Event streams", troubled ? `${count(troubled)} in trouble` : heard, silent ? `${count(silent)} silent so far` : streams.length ? "none silent" : "none", troubled ? "bad" : null),
+      card("events", "Event streams", troubled ? `${count(troubled)} in trouble` : streamText, silent ? `${count(silent)} silent so far` : streams.length ? "none silent" : "none", troubled ? "bad" : null),
     );
   }
 }

@@ -47,10 +47,10 @@ export class Prefix {
 
   async offer() {
     try {
-      const told = await get("console/api/decisions?limit=50");
-      const options = told.decisions.map((one) => h("option", { value: one.decision_id }, `${clock(one.at_ms)} · ${one.model_name} · ${one.decision_id}`));
+      const recent = await get("console/api/decisions?limit=50");
+      const options = recent.decisions.map((one) => h("option", { value: one.decision_id }, `${clock(one.at_ms)} · ${one.model_name} · ${one.decision_id}`));
       this.recent.append(...options);
-      this.recent.options[0].textContent = !told.available ? told.why : options.length ? "—" : "no decisions yet";
+      this.recent.options[0].textContent = !recent.available ? recent.why : options.length ? "—" : "no decisions yet";
       this.recent.disabled = options.length === 0;
     } catch {
       this.recent.disabled = true;
@@ -85,11 +85,11 @@ export class Prefix {
     });
   }
 
-  show(told, about) {
-    const holders = told.holders;
-    const head = facts([["Prompt", about ?? `${plural(told.isl_tokens, "token")}`], ["Blocks", `${count(told.blocks)}, each of ${told.block_size} tokens`], ["Held by", h("span", { id: "prefix-held" }, `${count(told.holders_total)} of ${plural(told.ranks_total, "rank")}`)]]);
-    if (!told.blocks) {
-      this.result.replaceChildren(panel("Who holds it", head, emptiness("No whole block", `The prompt is shorter than a block of ${told.block_size} tokens: nothing of it can be cached.`, "no-block")));
+  show(result, about) {
+    const holders = result.holders;
+    const head = facts([["Prompt", about ?? `${plural(result.isl_tokens, "token")}`], ["Blocks", `${count(result.blocks)}, each of ${result.block_size} tokens`], ["Held by", h("span", { id: "prefix-held" }, `${count(result.holders_total)} of ${plural(result.ranks_total, "rank")}`)]]);
+    if (!result.blocks) {
+      this.result.replaceChildren(panel("Who holds it", head, emptiness("No whole block", `The prompt is shorter than a block of ${result.block_size} tokens: nothing of it can be cached.`, "no-block")));
       return;
     }
     if (!holders.length) {
@@ -97,14 +97,14 @@ export class Prefix {
       return;
     }
     const depth = Math.max(...holders.map((one) => one.ranges.at(-1)[2]));
-    const lines = holders.map((one) => this.holder(one, told.blocks));
+    const lines = holders.map((one) => this.holder(one, result.blocks));
     const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
-    const note = told.holders_total > holders.length ? h("p", { class: "note" }, `The ${holders.length} that hold most are shown.`) : null;
+    const note = result.holders_total > holders.length ? h("p", { class: "note" }, `The ${holders.length} that hold most are shown.`) : null;
     this.result.replaceChildren(
       panel(
         "Who holds it",
         head,
-        h("p", { class: "legend" }, key("device", "device"), key("host", "host"), key("disk", "disk"), h("span", { class: "when" }, `blocks 0–${count(told.blocks - 1)}; at best ${percent(depth / told.blocks)} are held`)),
+        h("p", { class: "legend" }, key("device", "device"), key("host", "host"), key("disk", "disk"), h("span", { class: "when" }, `blocks 0–${count(result.blocks - 1)}; at best ${percent(depth / result.blocks)} are held`)),
         h("div", { class: "table-box" }, h("table", { class: "live", "data-table": "holders" }, h("caption", { class: "unseen" }, "Ranks and the blocks each holds"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Worker · rank"), h("th", { scope: "col", class: "wide-bar" }, "Blocks of the prompt"), h("th", { scope: "col", class: "num" }, "Held"), h("th", { scope: "col" }, "Ranges"))), h("tbody", {}, lines))),
         note,
       ),

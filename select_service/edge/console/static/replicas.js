@@ -14,16 +14,16 @@ export class Replicas {
       caption: "Publishers",
       key: (row) => row.router_id,
       sort: { id: "state", down: false },
-      empty: emptiness("No publisher was heard", "Replicas send a heartbeat every second. A peer that stays silent may be down.", "no-publishers"),
+      empty: emptiness("No publisher is known", "Replicas send a heartbeat every second. A peer that stays silent may be down.", "no-publishers"),
       columns: [
         { id: "router", title: "Router", sort: (row) => row.router_id, once: true, cell: (row) => h("span", { class: "mono" }, row.router_id) },
-        { id: "peer", title: "Heard from", sort: (row) => row.peer, cell: (row) => row.peer || "other replicas" },
+        { id: "peer", title: "Received from", sort: (row) => row.peer, cell: (row) => row.peer || "other replicas" },
         { id: "state", title: "State", sort: (row) => row.state, cell: (row) => ({ pill: row.state, tone: TONES[row.state] }) },
-        { id: "seq", title: "Newest statement", numeric: true, hint: "Its newest statement heard", sort: (row) => row.seq, cell: (row) => count(row.seq) },
-        { id: "missing", title: "Statements missing", numeric: true, hint: "Older ones not heard yet", sort: (row) => row.missing, cell: (row) => count(row.missing) },
+        { id: "seq", title: "Newest statement", numeric: true, hint: "Its newest statement received", sort: (row) => row.seq, cell: (row) => count(row.seq) },
+        { id: "missing", title: "Statements missing", numeric: true, hint: "Older ones not received yet", sort: (row) => row.missing, cell: (row) => count(row.missing) },
         { id: "claims", title: "Reservations owned", numeric: true, hint: "By its own word", sort: (row) => row.claims, cell: (row) => count(row.claims) },
         { id: "unbooked", title: "Unbooked", numeric: true, hint: "Of them, those not booked here", sort: (row) => row.unbooked, cell: (row) => count(row.unbooked) },
-        { id: "heard", title: "Last heard", numeric: true, sort: (row) => row.heard_s_ago, cell: (row) => ago(row.heard_s_ago) },
+        { id: "received", title: "Last message", numeric: true, sort: (row) => row.heard_s_ago, cell: (row) => ago(row.heard_s_ago) },
         { id: "pulls", title: "Pulls · failed", numeric: true, sort: (row) => row.pulls, cell: (row) => `${count(row.pulls)} · ${count(row.pulls_failed)}` },
       ],
     });
@@ -44,17 +44,17 @@ export class Replicas {
   }
 
   update() {
-    const told = this.store.replicas;
-    if (!told) return;
-    this.off.hidden = told.enabled;
-    this.on.hidden = !told.enabled;
-    if (!told.enabled) return;
-    const ours = told.publishers.filter((one) => one.state !== "foreign");
+    const status = this.store.replicas;
+    if (!status) return;
+    this.off.hidden = status.enabled;
+    this.on.hidden = !status.enabled;
+    if (!status.enabled) return;
+    const ours = status.publishers.filter((one) => one.state !== "foreign");
     const synced = ours.filter((one) => one.state === "synced").length;
     const missing = ours.reduce((sum, one) => sum + one.missing, 0);
     const text = ours.length === 0 ? "nobody to converge with" : synced === ours.length && missing === 0 ? `converged: all ${ours.length} in sync` : `${synced} of ${ours.length} in sync, ${count(missing)} statements missing`;
-    this.summary.replaceChildren(facts([["This router", h("span", { class: "mono" }, told.router_id)], ["Convergence", h("span", { id: "convergence" }, text)]]));
-    this.publishers.show(told.publishers);
-    this.peers.show(told.peers);
+    this.summary.replaceChildren(facts([["This router", h("span", { class: "mono" }, status.router_id)], ["Convergence", h("span", { id: "convergence" }, text)]]));
+    this.publishers.show(status.publishers);
+    this.peers.show(status.peers);
   }
 }

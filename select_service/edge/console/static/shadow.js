@@ -46,10 +46,10 @@ export class Shadow {
       new LineChart({ name: "shadow-prefill", title: "Prompt tokens to prefill per request", range, format: count, unit: " tokens", note: "As predicted for the rank chosen, over ten seconds; less is better.", lines: [{ id: "live", label: "live", tone: "a", of: (one) => one.livePrefill }, { id: "shadow", label: "shadow", tone: "b", of: (one) => one.shadowPrefill }] }),
     ];
     this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
-    this.told = h("div");
+    this.report = h("div");
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.plots = h("div", { hidden: true }, range.node, h("div", { class: "charts" }, this.charts.map((chart) => chart.node)));
-    this.node = h("div", {}, this.trouble, this.cards, this.plots, this.told);
+    this.node = h("div", {}, this.trouble, this.cards, this.plots, this.report);
     this.poll = new Poll(2000, () => this.look(), this.trouble);
     this.update();
   }
@@ -65,17 +65,17 @@ export class Shadow {
   }
 
   async look() {
-    const told = await get("console/api/shadow");
-    this.plots.hidden = !told.enabled;
-    if (told.enabled) this.show(told);
+    const status = await get("console/api/shadow");
+    this.plots.hidden = !status.enabled;
+    if (status.enabled) this.show(status);
     else {
       this.cards.replaceChildren();
-      this.told.replaceChildren(emptiness("No shadow weights", 'Start the service with --shadow-weights prefill_load_scale=2, say, or put them in force now: PUT /config {"settings": {"shadow_weights": {"prefill_load_scale": 2}}}. They score live traffic and act on nothing.', "no-shadow"));
+      this.report.replaceChildren(emptiness("No shadow weights", 'Start the service with --shadow-weights prefill_load_scale=2, say, or put them in force now: PUT /config {"settings": {"shadow_weights": {"prefill_load_scale": 2}}}. They score live traffic and act on nothing.', "no-shadow"));
     }
   }
 
-  show(told) {
-    const { total } = told;
+  show(status) {
+    const { total } = status;
     const card = (name, title, value, note) => h("div", { class: "card", role: "listitem", "data-card": name }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
     const saved = total.choices?.gain.prefill_tokens;
     this.cards.replaceChildren(
@@ -83,16 +83,16 @@ export class Shadow {
       card("regret-live", "Regret by live weights", decimal(total.regret_by_live_weights.mean, 2), "blocks, of the shadow's choice"),
       card("regret-shadow", "Regret by its weights", decimal(total.regret_by_shadow_weights.mean, 2), "blocks, of the live choice"),
       card("gain", "Prefill it would save", saved === undefined ? NONE : decimal(saved), "tokens a request, predicted"),
-      card("cost", "Its cost", duration(told.cost_s), `since the start; at most ${percent(told.cost_max, 2)} of the time`),
-      card("since", "These weights for", duration(told.since_s), `${percent(told.sample, 1)} of decisions drawn`),
+      card("cost", "Its cost", duration(status.cost_s), `since the start; at most ${percent(status.cost_max, 2)} of the time`),
+      card("since", "These weights for", duration(status.since_s), `${percent(status.sample, 1)} of decisions drawn`),
     );
-    const weights = Object.entries(told.shadow_weights).map(([name, value]) => [weight(this.store, name), said(told.live_weights[name]), value === told.live_weights[name] ? said(value) : h("b", {}, said(value))]);
-    const regrets = classes(told.regret_bounds, total.regret_by_live_weights.counts, total.regret_by_shadow_weights.counts);
+    const weights = Object.entries(status.shadow_weights).map(([name, value]) => [weight(this.store, name), said(status.live_weights[name]), value === status.live_weights[name] ? said(value) : h("b", {}, said(value))]);
+    const regrets = classes(status.regret_bounds, total.regret_by_live_weights.counts, total.regret_by_shadow_weights.counts);
     const gains = total.choices && GAINS.map(([name, text]) => [text, decimal(total.choices.live[name]), decimal(total.choices.shadow[name]), decimal(total.choices.gain[name])]);
     const skipped = Object.entries(total.skipped).map(([why, number]) => [WHY[why] ?? why, count(number)]);
-    const scopes = told.scopes.map((one) => [scopeOf(one), count(one.numbers.scored), percent(one.numbers.agreement, 1), decimal(one.numbers.regret_by_live_weights.mean, 2), decimal(one.numbers.regret_by_shadow_weights.mean, 2), decimal(one.numbers.choices?.gain.prefill_tokens)]);
+    const scopes = status.scopes.map((one) => [scopeOf(one), count(one.numbers.scored), percent(one.numbers.agreement, 1), decimal(one.numbers.regret_by_live_weights.mean, 2), decimal(one.numbers.regret_by_shadow_weights.mean, 2), decimal(one.numbers.choices?.gain.prefill_tokens)]);
     const nothing = (name) => emptiness("Nothing scored yet", "Selections among several ranks are scored as they are made.", name);
-    this.told.replaceChildren(
+    this.report.replaceChildren(
       h(
         "div",
         { class: "columns" },
@@ -100,7 +100,7 @@ export class Shadow {
         panel("Regret in blocks, by decisions", total.scored ? this.bars(regrets, total.scored) : nothing("no-regret")),
       ),
       panel("Predicted per request", gains ? table("shadow-gain", ["On average", "Live", "Shadow", "Gain"], gains) : nothing("no-gain"), h("p", { class: "note" }, "Open loop: the shadow sees the loads and caches that the live choices made. What it would make of its own, the simulator tells.")),
-      panel("By model and tenant", h("div", { class: "table-box", role: "group", "aria-label": "By model and tenant", tabindex: "0" }, table("shadow-scopes", ["Model · tenant", "Scored decisions", "Agreement", "Regret, live, blocks", "Regret, shadow, blocks", "Prefill saved, tokens a request"], scopes)), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
+      panel("By model and tenant", h("div", { class: "table-box", role: "group", "aria-label": "By model and tenant", tabindex: "0" }, table("shadow-scopes", ["Model · tenant", "Scored decisions", "Agreement", "Regret, live, blocks", "Regret, shadow, blocks", "Prefill saved, tokens a request"], scopes)), status.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(status.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
       panel("Not scored", skipped.length ? table("shadow-skipped", ["Why", "Decisions"], skipped) : facts([["Decisions", "0"]])),
     );
   }

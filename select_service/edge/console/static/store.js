@@ -28,7 +28,7 @@ export class Store {
     this.pasts = new Map(); // by "worker/rank": [at_ms, …totals], newest last
     this.admission = this.replicas = this.state = null;
     this.assets = null;
-    this.heardAt = 0;
+    this.receivedAt = 0;
   }
 
   // Takes in a message; returns which ranks and workers it has changed.
@@ -48,7 +48,7 @@ export class Store {
       for (const [at, rows] of data.chosen) for (const [key, ...totals] of rows) if (!known.has(key)) this.notePast(key, [at, ...totals]);
     }
     this.atMs = data.at_ms;
-    this.heardAt = Date.now();
+    this.receivedAt = Date.now();
     for (const name of ["admission", "replicas", "state"]) if (name in data) this[name] = data[name];
     const dirty = new Set();
     for (const id of data.gone) this.forget(id);

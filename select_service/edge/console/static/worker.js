@@ -86,14 +86,14 @@ export class WorkerPage {
     for (const chart of this.charts) chart.show(series, this.store.atMs);
     if (worker === this.shown) return;
     this.shown = worker;
-    this.tell(worker);
+    this.showLifecycle(worker);
     const text = `Not schedulable: ${worker.reasons.join("; ")}`;
     this.reasons.hidden = worker.lifecycle !== "incomplete";
     if (this.reasons.textContent !== text) this.reasons.textContent = text;
     this.facts.replaceChildren(facts([["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && plural(worker.block_size, "token")], ["Capacity of a rank", worker.total_kv_blocks && plural(worker.total_kv_blocks, "KV block")], ["Batch of a rank", worker.max_num_batched_tokens && plural(worker.max_num_batched_tokens, "token")], ["Sequences of a rank", worker.max_num_seqs && `${count(worker.max_num_seqs)} at a time`], ["Cap of requests", worker.max_inflight && `${count(worker.max_inflight)} at a time`], ["Taints", worker.taints.join(", ") || null], ["KV events", { engine: worker.replay ? "with replay" : "without replay", predicted: "none; its blocks are estimated from routing", none: "none" }[worker.kv_events]]]));
   }
 
-  tell({ lifecycle, drains }) {
+  showLifecycle({ lifecycle, drains }) {
     this.drains = drains;
     this.switcher.textContent = drains ? "Put back …" : "Drain …";
     if (this.lifecycle.textContent !== lifecycle) this.lifecycle.replaceChildren(pill(lifecycle, LIFECYCLE_TONES[lifecycle]));
@@ -101,10 +101,10 @@ export class WorkerPage {
 
   async look() {
     if (!this.worker) return;
-    const told = await get(`workers/${encodeURIComponent(this.id)}/drain`);
-    this.tell(told);
-    this.progress.hidden = !told.drains;
-    const text = told.drains ? drainText(told) : "";
+    const drain = await get(`workers/${encodeURIComponent(this.id)}/drain`);
+    this.showLifecycle(drain);
+    this.progress.hidden = !drain.drains;
+    const text = drain.drains ? drainText(drain) : "";
     if (this.progress.textContent !== text) this.progress.textContent = text;
   }
 
@@ -183,8 +183,8 @@ export class WorkerPage {
 }
 
 // How far a drain is, of the answer of its route.
-function drainText(told) {
-  const why = told.reason ? ` (${told.reason})` : "";
-  if (told.safe_to_terminate) return `Drained${why}: nothing is in flight, it may be terminated.`;
-  return `Draining${why}: waits for ${told.waiting_for.join(", ")} · ${plural(told.prefill_tokens, "prefill token")} to compute, ${plural(told.decode_blocks, "KV block")} held`;
+function drainText(drain) {
+  const why = drain.reason ? ` (${drain.reason})` : "";
+  if (drain.safe_to_terminate) return `Drained${why}: nothing is in flight, it may be terminated.`;
+  return `Draining${why}: waits for ${drain.waiting_for.join(", ")} · ${plural(drain.prefill_tokens, "prefill token")} to compute, ${plural(drain.decode_blocks, "KV block")} held`;
 }

@@ -47,7 +47,7 @@ SHADOW_QUERY: Final = (*SCOPE_QUERY, "limit")
 SHADOW_SCOPES_MAX: Final = 200
 """Written in one go: a few µs each."""
 SCOPES_AT_ONCE_MAX: Final = 16
-"""So many are told of without a pause, and without a task of their own; 10 µs each."""
+"""So many are written without a pause, and without a task of their own; 10 µs each."""
 _TRUST_SLICE: Final = 16
 """Rows of GET /trust sent in one go: a few µs each."""
 
@@ -59,15 +59,15 @@ def loads(api: Api, request: Request) -> Reply:
     if len(scopes) > SCOPES_AT_ONCE_MAX:
         return _loads(api, scopes)
     return api.writer.reply(
-        [told for scope in scopes if (told := api.service.load_of(scope)) is not None]
+        [loads for scope in scopes if (loads := api.service.load_of(scope)) is not None]
     )
 
 
 async def _loads(api: Api, scopes: list[Scope]) -> Response:
     slices, written = TimeSlices(), list[msgspec.Raw]()
     for scope in scopes:
-        if (told := api.service.load_of(scope)) is not None:
-            written.append(msgspec.Raw(api.writer.encode(told)))
+        if (loads := api.service.load_of(scope)) is not None:
+            written.append(msgspec.Raw(api.writer.encode(loads)))
         await slices.yield_if_due()
     return api.writer.reply(written)
 
@@ -89,7 +89,7 @@ def decision(api: Api, request: Request) -> Reply:
 
 
 async def _decision(api: Api, record: DecisionRecord) -> Response:
-    return api.writer.reply(await api.service.decision_reports.tell(record, api.writer.written))
+    return api.writer.reply(await api.service.decision_reports.report(record, api.writer.written))
 
 
 @get("/decisions", DecisionList, 404, scope="read", query=DECISION_QUERY)
@@ -130,7 +130,7 @@ async def _trust(api: Api, trusted_ranks: list[TrustedRank]) -> AsyncIterator[Ra
 
 @get("/shadow", ShadowStatus, scope="read", query=SHADOW_QUERY)
 def shadow(api: Api, request: Request) -> Reply:
-    """Tell what the shadow weights would have done, in all and by scope; 100 without a limit."""
+    """Return what the shadow weights would have done, in all and by scope; 100 without a limit."""
     values = read_query(request.query, SHADOW_QUERY)
     limit = read_count("limit", values.get("limit"), SHADOW_SCOPES_LISTED, SHADOW_SCOPES_MAX)
     return _shadow(api, *scope_in(values), limit)

@@ -30,10 +30,10 @@ THRESHOLD_QUERY: Final = ("model", "tenant_id")
 @get("/admission", AdmissionStatus, scope="read", of_process=True)
 async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
-    return await _told(api, await api.service.admission())
+    return await _reply(api, await api.service.admission())
 
 
-async def _told(api: Api, status: AdmissionStatus, warning: str | None = None) -> Response:
+async def _reply(api: Api, status: AdmissionStatus, warning: str | None = None) -> Response:
     scopes = await written(api.writer, status.scopes)
     thresholds = await written(api.writer, status.thresholds)
     return api.writer.reply(replace(status, scopes=scopes, thresholds=thresholds), 200, warning)
@@ -47,14 +47,14 @@ async def change_admission(api: Api, request: Request) -> Response:
         status = await api.service.change_admission(decoded.request)
     except ServiceError as error:
         return api.refusal(error, decoded.warning)
-    return await _told(api, status, decoded.warning)
+    return await _reply(api, status, decoded.warning)
 
 
 @get("/busy_threshold", BusyThresholds, scope="read", of_process=True)
 async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
-    told = await api.service.busy_thresholds()
-    return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
+    found = await api.service.busy_thresholds()
+    return api.writer.reply(BusyThresholds(await written(api.writer, found.thresholds)))
 
 
 change_threshold: Final = post(

@@ -36,7 +36,7 @@ def ready(api: Api, request: Request) -> Reply:
     """Say whether a worker is schedulable (for=traffic: whether to send requests): 200 or 503.
 
     `for=traffic` is for probes: workers do not matter, and none is listed. With `verbose`, the
-    doctor's findings are told, and with `examine` those of an examination that begins now.
+    doctor's findings are listed, and with `examine` those of an examination that begins now.
     """
     query = read_query(request.query, READY_QUERY)
     is_verbose, examines = _switch(query, "verbose"), _switch(query, "examine")
@@ -46,11 +46,11 @@ def ready(api: Api, request: Request) -> Reply:
         if query["for"] != _TRAFFIC:
             raise InvalidQuery(f"`for` must be {_TRAFFIC}", field="for")
         if is_verbose:
-            raise InvalidQuery(f"`for={_TRAFFIC}` has nothing more to tell", field="verbose")
-        told = api.service.ready_for_traffic()
+            raise InvalidQuery(f"`for={_TRAFFIC}` has nothing more to show", field="verbose")
+        traffic = api.service.ready_for_traffic()
         if api.brief is not None:
-            told = BriefReady(told.ready)
-        return _say_ready(api, told, is_ready=told.ready)
+            traffic = BriefReady(traffic.ready)
+        return _say_ready(api, traffic, is_ready=traffic.ready)
     if api.brief is not None:
         if is_verbose:
             raise api.brief()
@@ -66,10 +66,10 @@ def ready(api: Api, request: Request) -> Reply:
 
 
 def _switch(query: Mapping[str, str], name: str) -> bool:
-    told = query.get(name, "")
-    if told not in _SWITCH:
+    value = query.get(name, "")
+    if value not in _SWITCH:
         raise InvalidQuery(f"`{name}` must be true or false", field=name)
-    return _SWITCH[told]
+    return _SWITCH[value]
 
 
 async def _ready_verbose(api: Api, *, examines: bool) -> Response:

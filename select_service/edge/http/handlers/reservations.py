@@ -109,8 +109,8 @@ def free(api: Api, request: Request) -> Response:
     cached_tokens = outcome = None
     if request.query:
         values = read_query(request.query, FREE_QUERY)
-        told = values.get("cached_tokens")
-        cached_tokens = None if told is None else read_count("cached_tokens", told, 0, least=0)
+        text = values.get("cached_tokens")
+        cached_tokens = None if text is None else read_count("cached_tokens", text, 0, least=0)
         outcome = read_choice("outcome", values.get("outcome"), OUTCOMES)
     api.service.free(request.params[0], cached_tokens, outcome)
     return api.writer.done()

@@ -1,7 +1,7 @@
 """Selections: of one worker, of a pair, of a batch; answered at once, or when one is free.
 
 What can be answered at once costs no task: a handler gives an awaitable only where a caller waits,
-or where a decision is to be told.
+or where a decision is to be explained.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _handler(
             ticket.
         takes: the type of its requests.
         summary: of the route.
-        books: whether its answers tell of bookings, which are withdrawn if they cannot be written.
+        books: whether its answers carry bookings, which are withdrawn if they cannot be written.
     """
     name = operation.__name__
     operation_of = attrgetter(f"service.{name}")
@@ -106,7 +106,7 @@ select_pair: Final = post(
 
 
 def refuse(api: Api, error: ServiceError, warning: str | None) -> Reply:
-    """Answer with a refusal, whose decision is told where that was asked for."""
+    """Answer with a refusal, whose decision is explained where that was asked for."""
     if error.decision is not None:
         return _refuse(api, error, warning)
     return api.refusal(error, warning)
@@ -126,8 +126,8 @@ async def _explain(
     service = api.service
     withdraw = partial(service.withdraw, answer, service.bookings.added)
     with withdrawn_if_lost(service, answer):
-        told = await service.decision_reports.finish(answer, request, api.writer.written)
-        response = api.writer.reply(told, 200, warning)
+        finished = await service.decision_reports.finish(answer, request, api.writer.written)
+        response = api.writer.reply(finished, 200, warning)
     response.withdraw = withdraw
     return response
 
@@ -164,7 +164,7 @@ async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
         return api.refusal(refusal, warning)
     withdraw = partial(service.withdraw, answer, service.bookings.added)
     with withdrawn_if_lost(service, answer):
-        told = await explained(answer, service.decision_reports, api.writer.written)
-        response = api.writer.reply(told, 200, warning)
+        finished = await explained(answer, service.decision_reports, api.writer.written)
+        response = api.writer.reply(finished, 200, warning)
     response.withdraw = withdraw
     return response

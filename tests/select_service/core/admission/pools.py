@@ -1,4 +1,4 @@
-"""Pools for tests: told, not computed."""
+"""Pools for tests: given, not computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def told(snapshots: Iterable[dict[str, Any]]) -> SnapshotPool:
+def pool_of(snapshots: Iterable[dict[str, Any]]) -> SnapshotPool:
     pool = SnapshotPool()
     pool.tell([InstanceSnapshot(**one) for one in snapshots])
     return pool

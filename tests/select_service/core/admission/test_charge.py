@@ -44,7 +44,7 @@ def run(some: Fleet, name: str, tenant: str, blocks: int, **wishes: Any) -> None
         (32, 4, 64),  # more came
         (512, 4, 80),  # less came: at most so much
         (70, 4, 70),  # its last block is not full
-        (48, 0, 48),  # nobody told of output
+        (48, 0, 48),  # nobody reported output
         (None, 0, 0),
     ],
 )

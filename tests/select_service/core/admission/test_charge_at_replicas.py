@@ -47,7 +47,7 @@ def replica(router_id: int, epoch: int = 1) -> Replica:
 def test_an_adoption_charges_nobody_again_and_the_end_is_still_corrected(
     heir: int, order: str
 ) -> None:
-    """Whichever of the two claims is booked in between, and whichever is heard of first."""
+    """Whichever of the two claims is booked in between, and whichever is received first."""
     owner, here, third = replica(2), replica(heir), replica(4)
     assert isinstance(owner.take("a", 1, **WISHES), Selection)
     tell(owner, here)
@@ -56,7 +56,7 @@ def test_an_adoption_charges_nobody_again_and_the_end_is_still_corrected(
     here.done("a")
     third.hears(*here.effects.published, peer="tcp://heir:1")
     (adoption,) = (one for one in here.turn() if isinstance(one, Said))
-    if order == "end first":  # as another replica tells it
+    if order == "end first":  # as another replica sends it
         third.hears(Heartbeat(heir, 1, adoption.seq - 1, 0, 0), peer="tcp://heir:1")
         third.hears(Said(2, 1, 9, adoption.items[1:]))
         assert charged(third, "alice") == EXPECTED
@@ -132,8 +132,8 @@ def test_names_that_a_client_may_not_use_are_not_kept_for_replicas_either(
     (said,) = here.effects.published
     assert isinstance(said, ReplicaEnvelope)
     assert isinstance(said.select_service, Stamp)
-    told = ChargedRequest(slo_class, SIZE)
-    stamp = replace(said.select_service, charged=told, fairness_id=tenant)
+    charge = ChargedRequest(slo_class, SIZE)
+    stamp = replace(said.select_service, charged=charge, fairness_id=tenant)
     tell(here, there, [replace(said, select_service=stamp)])
     lines = range(6)
     assert there.load(1) == here.load(1)
@@ -205,10 +205,10 @@ def test_targets_that_are_none_are_refused_in_the_same_process_too(target_ms: fl
     assert aim(here) == before
 
 
-@pytest.mark.parametrize("told", [["batch", 16], ["batch", 16, None], ["batch", 16, 0.5, "more"]])
-def test_shorter_and_longer_forms_are_read(told: list[object]) -> None:
-    """Of the version before targets were told, and of one that will tell more."""
-    packed = msgspec.msgpack.encode(told)
+@pytest.mark.parametrize("form", [["batch", 16], ["batch", 16, None], ["batch", 16, 0.5, "more"]])
+def test_shorter_and_longer_forms_are_read(form: list[object]) -> None:
+    """Of the version before targets were sent, and of one that will send more."""
+    packed = msgspec.msgpack.encode(form)
     read = msgspec.msgpack.decode(packed, type=ChargedRequest)
     assert (read.slo_class, read.prefill_tokens) == ("batch", 16)
 

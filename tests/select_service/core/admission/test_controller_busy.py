@@ -1,4 +1,4 @@
-"""Busy thresholds inside the service: from flags, over HTTP, and with what engines tell."""
+"""Busy thresholds inside the service: from flags, over HTTP, and with what engines report."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_tenants_threshold_is_its_own() -> None:
     assert refused(some, 4, tenant_id="other").gate == "busy"
 
 
-def report(some: Fleet, worker_id: int = 1, **told: Any) -> None:
-    metrics = WorkerMetrics(ranks=[RankMetrics(**told)])
+def report(some: Fleet, worker_id: int = 1, **reported: Any) -> None:
+    metrics = WorkerMetrics(ranks=[RankMetrics(**reported)])
     _, effects = some.core.admission.report(worker_id, metrics, some.now)
     some._did(effects)
 
@@ -101,7 +101,7 @@ def test_a_fleet_whose_reporters_stop_is_full_or_goes_by_what_is_booked() -> Non
 
 
 def test_a_rank_that_comes_again_has_told_nothing() -> None:
-    """Growing adds idle ranks: what one of that number told before it went is not of it."""
+    """Growing adds idle ranks: what one of that number reported before it went is not of it."""
     record: dict[str, Any] = {"total_kv_blocks": 100, "kv_events_endpoint": None}
     record["kv_events_endpoints"] = {"0": "tcp://127.0.0.1:1", "1": "tcp://127.0.0.1:2"}
     some = fleet(

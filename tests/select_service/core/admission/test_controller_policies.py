@@ -159,7 +159,7 @@ def test_slo_shed_finds_out_that_engines_are_quick_again() -> None:
 
 
 def test_slo_shed_lets_in_who_waits_for_long_answers_as_they_end() -> None:
-    """No prompt is computed or booked meanwhile: ends alone tell that there is room."""
+    """No prompt is computed or booked meanwhile: ends alone show that there is room."""
     some = fleet(policy="slo-shed", record={"max_num_seqs": 4})
     for name in "abcd":
         some.take(name, 1)

@@ -36,9 +36,9 @@ def test_who_was_told_to_come_waits_for_a_full_worker_and_is_one_of_q() -> None:
     )
     some.take("first", 1, isl=90)
     some.free("first")
-    told = refused(some, 2, isl=90, fairness_id="x")
-    assert told.promised
-    some.now += told.retry_after_s
+    refusal = refused(some, 2, isl=90, fairness_id="x")
+    assert refusal.promised
+    some.now += refusal.retry_after_s
     selection_of(some.take("between", 3, isl=80))  # takes the worker and what the bucket had
     back = ticket_of(some.take(None, 2, isl=90, fairness_id="x"))
     assert refused(some, 4, isl=1).code == "workers-at-capacity"
@@ -55,8 +55,8 @@ def test_promises_do_not_go_beyond_n_and_q() -> None:
     )
     some.take("first", 1, isl=90)
     some.free("first")
-    told = refused(some, 2, isl=90)
-    some.now += told.retry_after_s
+    refusal = refused(some, 2, isl=90)
+    some.now += refusal.retry_after_s
     some.take("between", 3, isl=80)
     assert refused(some, 2, isl=90).code == "workers-at-capacity"
 

@@ -28,8 +28,8 @@ def drainage(rate: float = 100.0) -> DrainRate:
 
 def test_who_is_refused_together_comes_one_after_another() -> None:
     some = drainage()
-    told = [some.retry_after_s(100.0, 350.0, 1, 10.0) for _ in range(5)]
-    assert told == pytest.approx([1.0, 2.0, 3.0, 3.5, 3.5]), "then everybody has gone"
+    waits_s = [some.retry_after_s(100.0, 350.0, 1, 10.0) for _ in range(5)]
+    assert waits_s == pytest.approx([1.0, 2.0, 3.0, 3.5, 3.5]), "then everybody has gone"
     assert some.retry_after_s(100.0, 350.0, 1, 12.0) == pytest.approx(2.5)
     assert some.retry_after_s(100.0, 350.0, 1, 99.0) == pytest.approx(1.0)
     assert some.retry_after_s(100.0, 350.0, 5, 200.0) == pytest.approx(0.2), (
@@ -85,8 +85,8 @@ def refused(some: Fleet) -> QueueFull:
 
 def test_a_full_queue_says_when_one_of_it_is_computed() -> None:
     some = full_fleet(prefill_tokens_per_s=100.0)
-    told = [refused(some).retry_after_s for _ in range(4)]
-    assert told == pytest.approx([8.0, 16.0, 24.0, 24.0]), "4800 tokens at 200 a second"
+    waits_s = [refused(some).retry_after_s for _ in range(4)]
+    assert waits_s == pytest.approx([8.0, 16.0, 24.0, 24.0]), "4800 tokens at 200 a second"
     assert retry_after(refused(some)) == 24
 
 

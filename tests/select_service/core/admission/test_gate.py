@@ -118,7 +118,7 @@ def end_ten_a_second(gate: Gate[str], *, while_per_s: int) -> None:
 
 
 def apart_s(gate: Gate[str], by: GateName = "policy") -> float:
-    """Return how far apart two sheddable requests are told to return."""
+    """Return how far apart two sheddable requests are to return."""
     keys = (b"%d" % gate.returns.size, b"and %d" % gate.returns.size)
     first, second = (
         gate.refusal(ask_of("batch", 100, key), by, "full", "full", 60.0) for key in keys
@@ -175,9 +175,9 @@ def test_a_promise_is_kept_once_even_when_the_bucket_is_empty() -> None:
     gate = gate_of("token-bucket", capacity=100, refill_rate=10)
     gate.settle(gate.judge(ask_of(), RANKS, 0.0), ask_of(), 0.0)
     promised = ask_of(key=b"p")
-    told = gate.judge(promised, RANKS, 0.0)
-    gate.settle(told, promised, 0.0)
-    assert told.retry_after_s == 10.0
+    judged = gate.judge(promised, RANKS, 0.0)
+    gate.settle(judged, promised, 0.0)
+    assert judged.retry_after_s == 10.0
     early = gate.judge(promised, RANKS, 5.0)
     assert (early.outcome, early.retry_after_s) == ("refuse", 5.0)
     stolen = gate.judge(ask_of(), RANKS, 10.0)
@@ -198,10 +198,10 @@ def test_who_was_told_to_come_waits_in_front_of_newcomers_of_any_sheddable_class
     for slot in (0, 1):
         carry(gate, slot, 4000, 1)
     promised = ask_of("background", key=b"p")
-    told = gate.judge(promised, RANKS, 0.0)
-    gate.settle(told, promised, 0.0)
-    assert (told.code, told.promised) == ("saturated", True)
-    due = told.retry_after_s
+    judged = gate.judge(promised, RANKS, 0.0)
+    gate.settle(judged, promised, 0.0)
+    assert (judged.code, judged.promised) == ("saturated", True)
+    due = judged.retry_after_s
     for name in ("batch", "standard"):
         ask = ask_of(name, key=name.encode())
         gate.settle(gate.judge(ask, RANKS, due), ask, due)
@@ -229,12 +229,12 @@ def test_who_was_told_to_come_and_would_have_to_wait_anyway_waits_as_promised() 
     first, promised = ask_of("batch", key=b"1"), ask_of("batch", key=b"p")
     gate.settle(gate.judge(first, RANKS, 0.0), first, 0.0)
     one = gate.enqueue(first, "first", 0.0)
-    told = gate.judge(promised, RANKS, 0.0)
-    gate.settle(told, promised, 0.0)
-    assert told.code == "band-full"
+    judged = gate.judge(promised, RANKS, 0.0)
+    gate.settle(judged, promised, 0.0)
+    assert judged.code == "band-full"
     gate.withdraw(one, 1.0)
-    assert gate.judge(ask_of("batch", key=b"new"), RANKS, told.retry_after_s).code == "waits"
-    assert gate.judge(promised, RANKS, told.retry_after_s).code == "promised"
+    assert gate.judge(ask_of("batch", key=b"new"), RANKS, judged.retry_after_s).code == "waits"
+    assert gate.judge(promised, RANKS, judged.retry_after_s).code == "promised"
 
 
 def test_details_of_a_refusal_are_facts() -> None:

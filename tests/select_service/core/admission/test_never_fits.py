@@ -1,4 +1,4 @@
-"""A request that exceeds a limit no waiting changes is told so, and given no time to return."""
+"""A request that exceeds a limit no waiting changes is refused so, and given no time to return."""
 
 from __future__ import annotations
 

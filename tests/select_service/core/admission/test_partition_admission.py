@@ -51,7 +51,7 @@ def test_who_tells_how_little_he_has_is_busy_sooner_than_others() -> None:
     run = _Run(fleet(1, 3))
     keeper = keeper_of(run.some)
     keeper.refresh(run.some.now)
-    run.tell(3, 0, 10)
+    run.report(3, 0, 10)
     keeper.refresh(run.some.now)
     run.book(3, 0, 6, 1)
     keeper.refresh(run.some.now)
@@ -76,7 +76,7 @@ steps = st.one_of(
         *(st.just("book"), st.integers(1, 3), st.integers(0, 2)),
         *(st.integers(0, 30), st.integers(1, 400)),
     ),
-    st.tuples(st.just("tell"), st.integers(1, 3), st.integers(0, 60), st.integers(1, 60)),
+    st.tuples(st.just("report"), st.integers(1, 3), st.integers(0, 60), st.integers(1, 60)),
     st.tuples(st.just("done"), st.integers(0, 9)),
     st.tuples(st.just("free"), st.integers(0, 9)),
     st.tuples(st.just("output"), st.integers(0, 9), st.none() | st.floats(0, 1)),
@@ -112,9 +112,9 @@ class _Run:
             name = self._live[number % len(self._live)]
             self.some.core.reservations.output_block(name, fraction, self.some.now, 8)
 
-    def tell(self, worker_id: int, used: int, total: int) -> None:
-        told = RankMetrics(kv_used_blocks=used, kv_total_blocks=total)
-        self.some.core.admission.report(worker_id, WorkerMetrics(ranks=[told]), self.some.now)
+    def report(self, worker_id: int, used: int, total: int) -> None:
+        metrics = RankMetrics(kv_used_blocks=used, kv_total_blocks=total)
+        self.some.core.admission.report(worker_id, WorkerMetrics(ranks=[metrics]), self.some.now)
 
     def leave(self, worker_id: int) -> None:
         self.some.delete(worker_id)

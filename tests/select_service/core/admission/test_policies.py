@@ -25,7 +25,7 @@ from select_service.core.admission.token_bucket import (
     TokenBucketPolicy,
 )
 from tests.select_service.core.admission.golden import SIMULATOR
-from tests.select_service.core.admission.pools import FixedPool, told
+from tests.select_service.core.admission.pools import FixedPool, pool_of
 
 if TYPE_CHECKING:
     from select_service.core.admission.policy_api import AdmissionPolicy
@@ -121,7 +121,7 @@ SHEDS = {
 @pytest.mark.parametrize("state", SIMULATOR["slo_aware"], ids=lambda state: state["state"])
 def test_recorded_shedding(state: dict[str, Any]) -> None:
     classes = SloClasses()
-    pool = told(state["snapshots"])
+    pool = pool_of(state["snapshots"])
     assert utilization(pool) == state["utilization_saturation_5_0.8"]
     room = 64 * pool.instances
     in_flight = float(pool.in_flight.sum()) / room if room else 1.0
@@ -225,7 +225,7 @@ def test_every_policy_builds_from_nothing(name: str) -> None:
 
 def test_priorities_are_configured_for_every_policy() -> None:
     policy = build("tier-shed", {"slo_priorities": {"batch": 3}}).policy
-    pool = told([{"queue_depth": 10, "batch_size": 4, "in_flight": 14, "kv_utilization": 0.5}])
+    pool = pool_of([{"queue_depth": 10, "batch_size": 4, "in_flight": 14, "kv_utilization": 0.5}])
     outcomes = Counter(
         policy.judge(AdmissionRequest(1, name), pool, 0.0).outcome
         for name in ("batch", "background")

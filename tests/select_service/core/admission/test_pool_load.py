@@ -132,7 +132,7 @@ def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> 
     assert pool.saturation == pytest.approx(0.6)
     pool.attach(0, 100)
     pool.note(0, RecordedRankLoad(requests=9, waiting=1, running=8), 2.0)
-    assert pool.saturation == pytest.approx(0.8), "one that waits for a step tells nothing"
+    assert pool.saturation == pytest.approx(0.8), "one that waits for a step shows nothing"
     pool.note(0, RecordedRankLoad(requests=12, waiting=0, running=12), 3.0)
     assert pool.saturation == pytest.approx(0.0), "it runs more than that"
     for running in 10, 9:  # fewer while its blocks are taken: seats do not get fewer

@@ -115,17 +115,17 @@ def test_after_a_burst_of_seconds_nobody_is_told_to_come_in_an_hour() -> None:
     book = RetryPromises(1)
     hour = room(work=10 * 3600.0)
     assert book.grant(key(0), 0, hour, 0.0).is_kept  # an hour's work at once: as much as one has
-    told = [book.grant(key(n), 0, hour, n / 10) for n in range(1, 100)]
-    assert max(promise.retry_after_s for promise in told) <= 600.0
+    promises = [book.grant(key(n), 0, hour, n / 10) for n in range(1, 100)]
+    assert max(promise.retry_after_s for promise in promises) <= 600.0
     book.check()
 
 
 def test_the_longer_an_overload_lasts_the_farther_ahead_places_are_promised() -> None:
     book = RetryPromises(1)
     # each second brings work for 25: places are ever farther ahead, and each has one
-    told = [book.grant(key(n), 0, room(work=250.0), float(n)) for n in range(140)]
-    assert all(promise.is_kept for promise in told)
-    assert told[-1].retry_after_s == pytest.approx(24.0 * 139)
+    promises = [book.grant(key(n), 0, room(work=250.0), float(n)) for n in range(140)]
+    assert all(promise.is_kept for promise in promises)
+    assert promises[-1].retry_after_s == pytest.approx(24.0 * 139)
     last = 139 + retry_after.CALM_S + 1.0  # it was over, and begins anew
     late = book.grant(key(999), 0, room(), last)
     assert not late.is_kept

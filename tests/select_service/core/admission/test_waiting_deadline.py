@@ -83,8 +83,8 @@ def test_nobody_waits_longer_than_it_can_be_in_time() -> None:
 def test_what_is_cached_need_not_be_computed() -> None:
     some = full(prefill_tokens_per_s=16.0)
     some.hold(1, [1, 2, 3])
-    told = waits_s(some, "a", 1, 2, 3, 4, slo_ttft_ms=10_000.0)
-    assert told == pytest.approx(9.0), "of four blocks, which take a second each, one is left"
+    waits = waits_s(some, "a", 1, 2, 3, 4, slo_ttft_ms=10_000.0)
+    assert waits == pytest.approx(9.0), "of four blocks, which take a second each, one is left"
 
 
 def test_who_can_not_be_in_time_any_more_is_refused() -> None:

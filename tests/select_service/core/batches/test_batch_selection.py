@@ -40,7 +40,7 @@ def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> S
 def place(
     fleet: Fleet, *items: Item | SelectBatchItem, checked: bool = True, **wants: Any
 ) -> SelectBatchAnswer:
-    """Drive a batch to its end, stating all promises after each step; keep what it tells."""
+    """Drive a batch to its end, stating all promises after each step; keep what it publishes."""
     request = SelectBatchRequest(requests=[], **wants)
     pairs = [(one, b"") if isinstance(one, SelectBatchItem) else one for one in items]
     steps = fleet.core.batch_selection.begin(request, pairs).steps(fleet.now)
@@ -268,8 +268,8 @@ def test_a_decision_says_that_the_rank_was_chosen_with_others() -> None:
     taken = where(answer)
     record = fleet.core.decisions.find("r.1")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, 0.0)
-    candidates = told.candidates(0, 3)
+    explained = ExplainedRecord(record, 0.0, 0.0)
+    candidates = explained.candidates(0, 3)
     assert [one.excluded for one in candidates if one.worker_id != taken[1]] == ["batch"] * 2
     (chosen,) = (one for one in candidates if one.worker_id == taken[1])
     assert chosen.excluded is None

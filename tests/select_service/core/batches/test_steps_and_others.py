@@ -1,6 +1,6 @@
 """What others do with the ids of a batch that is under way, with a disk and without.
 
-A disk that may be looked at after any step: whoever was told something finds it there, and of a
+A disk that may be looked at after any step: whoever was answered something finds it there, and of a
 batch that is all or none nothing is there before all of it is.
 """
 
@@ -125,7 +125,7 @@ def test_an_id_booked_again_by_somebody_else_is_durable_by_itself() -> None:
     fleet.core.reservations.free("w.0", fleet.now)
     fleet.core.selection.select_and_reserve(alone("w.0"), fleet.now)
     disk.write(fleet)  # it is answered now
-    assert on_disk(disk) == {"w.0"}, "what was told is there, and nothing of the batch"
+    assert on_disk(disk) == {"w.0"}, "what was answered is there, and nothing of the batch"
     batch.end()
     disk.write(fleet)
     assert on_disk(disk) == live(fleet) == {f"w.{n}" for n in range(SAMPLES)}
@@ -164,7 +164,7 @@ def test_an_id_that_was_freed_lately_is_not_written_before_its_batch() -> None:
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool) -> None:
-    """A client that retries while its first call is taken back would be told of what is going."""
+    """A client that retries while its first call is taken back would get what is going."""
     fleet, _ = house()
     batch = Underway(fleet, atomic=atomic)
     batch.until_booked(3)
@@ -182,7 +182,7 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     assert third.answer is not None
     assert third.answer.placed == SAMPLES
     assert live(fleet) >= {f"w.{n}" for n in range(3)}
-    fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is told
+    fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is answered
 
 
 @pytest.mark.parametrize("atomic", [True, False])
@@ -240,7 +240,7 @@ class Scene:
     def __init__(self, *, fails: bool) -> None:
         self.fleet, self.disk = house()
         self.batch = Underway(self.fleet, fails=fails)
-        self.others: set[str] = set()  # ids that others have booked, and were told of
+        self.others: set[str] = set()  # ids that others have booked, and were answered
         self.ended: set[str] = set()  # samples of the batch that others have ended
         self.is_failing = False
 
@@ -275,7 +275,7 @@ class Scene:
 
     def look(self) -> None:
         there = on_disk(self.disk)
-        assert self.others <= there, "what was told stands"
+        assert self.others <= there, "what was answered stands"
         ours = {f"w.{n}" for n in range(SAMPLES)} - self.ended - self.others
         stands = self.batch.answer is not None
         assert there - self.others == (ours if stands else set()), "all or none"
@@ -314,5 +314,5 @@ def test_of_two_equal_batches_one_is_placed_however_they_take_turns(
     first.end()
     again.end()
     placed = [one.answer.placed for one in (first, again) if one.answer is not None]
-    assert placed in ([SAMPLES], [SAMPLES] * 2), "the second one may be told of the first"
+    assert placed in ([SAMPLES], [SAMPLES] * 2), "the second one may be answered with the first"
     assert live(fleet) == {f"w.{number}" for number in range(SAMPLES)}

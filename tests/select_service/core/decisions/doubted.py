@@ -1,4 +1,4 @@
-"""Fleets that may be doubted, and what becomes of what is told of them."""
+"""Fleets that may be doubted, and what becomes of what is reported of them."""
 
 from __future__ import annotations
 

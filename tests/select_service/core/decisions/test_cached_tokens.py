@@ -1,4 +1,4 @@
-"""What engines found reaches the replica that predicted it, whichever was told."""
+"""What engines found reaches the replica that predicted it, whichever received it."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ from tests.select_service.core.whole_fleet import Fleet
 
 
 class Company:
-    """Replicas on one plane; `tell` delivers what one of them has just said."""
+    """Replicas on one plane; `publish` delivers what one of them has just said."""
 
     def __init__(self, count: int = 2, make: Callable[[int], Replica] = Replica) -> None:
         self.replicas = [make(1000 * number) for number in range(1, count + 1)]
         for _ in range(3):
             self.turn(1.0)
-        self.told: list[CachedTokens] = []
+        self.sent: list[CachedTokens] = []
 
-    def tell(self, source: Replica, said: list[Any] | None = None) -> None:
+    def publish(self, source: Replica, said: list[Any] | None = None) -> None:
         for message in source.effects.published if said is None else said:
             topic, payload = encode_message(message)
             read = decode_message(topic, with_checksum(payload))
             if isinstance(read, CachedTokens):
-                self.told.append(read)
+                self.sent.append(read)
             for one in self.replicas:
                 if one is not source:
                     one.hears(read, peer=f"tcp://of:{source.router_id}")
 
     def turn(self, seconds: float = 0.1) -> None:
         for one in self.replicas:
-            self.tell(one, one.turn(seconds))
+            self.publish(one, one.turn(seconds))
 
     def take(self, at: int, name: str = "r", **wishes: Any) -> None:
         one = self.replicas[at]
         one.take(name, *PROMPT, isl=ISL, allowed_worker_ids=[1], **wishes)
-        self.tell(one)
+        self.publish(one)
 
     def done(self, at: int, name: str = "r", found: int | None = None) -> None:
         one = self.replicas[at]
         one._did(one.core.reservations.prefill_complete(name, one.now, found))
-        self.tell(one)
+        self.publish(one)
 
     def free(self, at: int, name: str = "r", found: int | None = None) -> None:
         one = self.replicas[at]
         one._did(one.core.reservations.free(name, one.now, found))
-        self.tell(one)
+        self.publish(one)
 
     def samples(self, worker_id: int = 1) -> list[int]:
         return [trust(one, worker_id).samples for one in self.replicas]
@@ -118,11 +118,11 @@ def test_a_completion_elsewhere_before_and_after_the_end(*, is_ended: bool) -> N
     assert company.outcomes() == [COMPARED, TOLD]
     assert trust(company.replicas[0], 1).missing_share == 0.5
     company.turn()
-    assert len(company.told) == 1, "nobody tells it on"
+    assert len(company.sent) == 1, "nobody sends it on"
 
 
 def test_an_end_elsewhere_and_its_repeats() -> None:
-    """The end is told at once, so it is there before what was found."""
+    """The end is sent at once, so it is there before what was found."""
     company = Company(make=holding)
     company.take(0)
     company.free(1, found=64)
@@ -165,8 +165,8 @@ def test_the_end_and_the_report_may_come_from_two_others() -> None:
     assert company.samples() == [1, 0, 0]
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_every_replica_corrects_its_estimate_whoever_is_told(told: int) -> None:
+@pytest.mark.parametrize("receiver", [0, 1])
+def test_every_replica_corrects_its_estimate_whoever_is_told(receiver: int) -> None:
     """A rank is silent for all of them, so each has an estimate of its own."""
     company = Company(3, estimating)
     before = (*PROMPT[:4], 99)
@@ -176,14 +176,14 @@ def test_every_replica_corrects_its_estimate_whoever_is_told(told: int) -> None:
 
     first = company.replicas[0]
     first.take("before", *before)
-    company.tell(first)
+    company.publish(first)
     company.done(0, "before")
     company.free(0, "before")
     assert held() == [(4, 5)] * 3
     company.turn(1.0)
     company.take(0)
     company.turn(1.0)
-    company.done(told, found=32)
+    company.done(receiver, found=32)
     company.turn()
     assert held() == [(8, 4)] * 3, "what the other prompt had behind it has gone"
     assert company.samples() == [1, 0, 0]
@@ -196,7 +196,7 @@ def test_of_a_pair_its_prefill_leg(*, is_done: bool, is_ended: bool) -> None:
     company = Company(make=of_pairs)
     first = company.replicas[0]
     first.pair("p", *PROMPT, isl=ISL)
-    company.tell(first)
+    company.publish(first)
     if is_done:
         company.done(0, "p")
     if is_ended:
@@ -250,7 +250,7 @@ def test_in_a_batch() -> None:
     ):
         result, effects = operate(operation, second.now)
         second._did(effects)
-        company.tell(second)
+        company.publish(second)
         results.append((result.status, result.ended))
     company.turn()
     assert company.samples() == [3, 0]
@@ -266,7 +266,7 @@ def test_in_a_batch() -> None:
 
 
 def test_more_than_the_prompt_is_long() -> None:
-    """Of what is live everybody can tell; of what has ended only its owner."""
+    """Of what is live everybody can report; of what has ended only its owner."""
     company = Company(make=holding)
     company.take(0)
     with pytest.raises(InvalidField, match="must not exceed isl_tokens"):
@@ -289,7 +289,7 @@ def test_of_what_nobody_here_has_known_nobody_is_told() -> None:
     company.take(0)
     company.free(0, found=64)
     company.turn()
-    assert company.told == []
+    assert company.sent == []
     assert company.outcomes() == [COMPARED, {"elsewhere": 2}]
 
 
@@ -327,12 +327,12 @@ def test_no_more_is_told_than_waits_for_a_turn_and_no_tenant_takes_it_all() -> N
     for number in range(most + 5):
         reports.report(f"acme:{number}", 1, second.now)
     company.turn()
-    sizes = [len(one.reports) for one in company.told]
+    sizes = [len(one.reports) for one in company.sent]
     assert max(sizes) <= CACHED_TOKENS_MAX
     assert 0 < sum(sizes) <= most
     outcomes = second.core.counters.cached_token_reports
     assert outcomes["told_replicas"] - outcomes["left_out"] == sum(sizes)
-    assert any(tuple(one) == ("rival:r", 1) for told in company.told for one in told.reports)
+    assert any(tuple(one) == ("rival:r", 1) for message in company.sent for one in message.reports)
     assert second.core.cached_tokens.take_unsent(9) == []
     assert first.core.counters.cached_token_reports == {}
 

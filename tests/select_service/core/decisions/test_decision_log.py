@@ -49,7 +49,7 @@ def fleet_of(workers: int = 2, ring: int = 8, size: int = 1 << 20, **settings: A
     return fleet
 
 
-def told(record: DecisionRecord | None) -> dict[str, Any]:
+def shown(record: DecisionRecord | None) -> dict[str, Any]:
     assert record is not None
     answer = json.loads(msgspec.json.encode(ExplainedRecord(record, 0.0, 0.1).whole()))
     assert isinstance(answer, dict)
@@ -57,7 +57,7 @@ def told(record: DecisionRecord | None) -> dict[str, Any]:
 
 
 def newest(fleet: Fleet) -> dict[str, Any]:
-    return told(next(fleet.core.decisions.newest_first()))
+    return shown(next(fleet.core.decisions.newest_first()))
 
 
 class Ring(RuleBasedStateMachine):
@@ -184,12 +184,12 @@ def test_ids_that_are_used_again_name_the_newest() -> None:
     fleet = fleet_of(1)
     fleet.select(1, selection_id="again")
     fleet.select(2, 3, selection_id="again")
-    assert told(fleet.core.decisions.find("again"))["prompt"]["blocks"] == 2
+    assert shown(fleet.core.decisions.find("again"))["prompt"]["blocks"] == 2
     fleet.take("r", 1)
     fleet.core.reservations.free("r", fleet.now)
     fleet.core.lifecycle.bookings.freed.purge(fleet.now + 10_000, 100)
     fleet.take("r", 1, 2, 3)
-    assert told(fleet.core.decisions.find("r"))["prompt"]["blocks"] == 3
+    assert shown(fleet.core.decisions.find("r"))["prompt"]["blocks"] == 3
 
 
 def test_strange_names_are_not_found() -> None:
@@ -206,7 +206,7 @@ def test_what_is_somebodys_already_leaves_no_record_in_its_place() -> None:
     with pytest.raises(ServiceError):
         fleet.take("r", 2)
     assert len(fleet.core.decisions) == 1
-    assert told(fleet.core.decisions.find("r"))["prompt"]["block_hashes"] == ["1"]
+    assert shown(fleet.core.decisions.find("r"))["prompt"]["block_hashes"] == ["1"]
 
 
 def test_who_may_not_be_chosen_is_told_why() -> None:
@@ -238,7 +238,7 @@ def test_one_let_in_by_a_worker_that_comes_shows_that_worker() -> None:
     fleet.take("first", 1)
     assert isinstance(fleet.take("second", 2), Ticket)
     fleet.worker(7)
-    chosen = told(fleet.core.decisions.find("second"))
+    chosen = shown(fleet.core.decisions.find("second"))
     assert chosen["chosen"]["worker_id"] == 7
     assert {one["worker_id"]: one["excluded"] for one in chosen["candidates"]} == {
         0: "full",
@@ -250,7 +250,7 @@ def test_a_refusal_is_a_record() -> None:
     fleet = fleet_of(1)
     with pytest.raises(ServiceError):
         fleet.select(1, allowed_worker_ids=[], selection_id="s")
-    record = told(fleet.core.decisions.find("s"))
+    record = shown(fleet.core.decisions.find("s"))
     assert record["outcome"] == "refused"
     assert record["refusal"]["code"] == "no_eligible_worker"
     assert record["chosen"] is None
@@ -283,7 +283,7 @@ def test_who_waited_says_how_long() -> None:
     assert len(fleet.core.decisions) == 1
     fleet.now += 2.5
     fleet.core.reservations.prefill_complete("first", fleet.now)
-    record = told(fleet.core.decisions.find("second"))
+    record = shown(fleet.core.decisions.find("second"))
     assert record["waited_s"] == 2.5
     assert record["outcome"] == "placed"
 
@@ -377,7 +377,7 @@ def test_a_pair_is_one_record_with_both_legs() -> None:
     answer = fleet.pair("p", 1, 2, 3, explain=True)
     assert not isinstance(answer, Ticket)
     found = fleet.core.decisions.find("p")
-    record = told(found)
+    record = shown(found)
     assert (record["route"], record["outcome"]) == ("select_pair", "placed")
     pair, legs = record["pair"], legs_of(record)
     assert (pair["mode"], pair["disaggregated_cost"]) == (answer.mode, answer.disaggregated_cost)

@@ -26,7 +26,7 @@ from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 
 def distrusting(**settings: Any) -> Fleet:
-    """Worker 1 tells the truth, worker 2 has nothing of what its index says."""
+    """Worker 1 reports the truth, worker 2 has nothing of what its index says."""
     fleet = fleet_of(**settings)
     for worker_id in (1, 2):
         fleet.hold(worker_id, list(PROMPT))

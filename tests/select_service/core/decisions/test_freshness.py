@@ -209,14 +209,16 @@ def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
         fleet.worker(worker_id, kv_events_endpoint=f"tcp://127.0.0.1:{5000 + worker_id}")
     for stream in fleet.core.membership.streams():
         stream.lost_batches = 9
-    told = []
+    reported = []
     more = True
     while more:
         before = sum(row.trust < 1.0 for row in fleet.core.trust_monitor.table().ranks)
         more = fleet.core.trust_monitor.keep(fleet.now)
-        told.append(sum(row.trust < 1.0 for row in fleet.core.trust_monitor.table().ranks) - before)
-    assert sum(told) == 5
-    assert max(told) == 2
+        reported.append(
+            sum(row.trust < 1.0 for row in fleet.core.trust_monitor.table().ranks) - before
+        )
+    assert sum(reported) == 5
+    assert max(reported) == 2
     for stream in fleet.core.membership.streams():
         stream.lost_batches = 0
     fleet.now += LOOK_S

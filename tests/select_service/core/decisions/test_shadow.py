@@ -161,11 +161,11 @@ def test_other_weights_begin_anew_and_other_bounds_do_not() -> None:
     assert fleet.core.shadow_control.scored == 3, "of the process"
 
 
-def told(fleet: Fleet, scopes_max: int = 10) -> ShadowStatus:
-    telling = ShadowReport(fleet.core.shadow_control, scopes_max)
+def status_of(fleet: Fleet, scopes_max: int = 10) -> ShadowStatus:
+    report = ShadowReport(fleet.core.shadow_control, scopes_max)
     for partition in fleet.core.partitions.values():
-        telling.add(partition.scope, partition.shadow_tally)
-    return telling.status(fleet.now, with_cost=True)
+        report.add(partition.scope, partition.shadow_tally)
+    return report.status(fleet.now, with_cost=True)
 
 
 def test_what_is_told_of_it() -> None:
@@ -175,7 +175,7 @@ def test_what_is_told_of_it() -> None:
     fleet.book("load", 1, 90, 91, isl=16)
     fleet.select(1, 2, 3, 4)
     fleet.now += 5.0
-    status = told(fleet)
+    status = status_of(fleet)
     assert status.total == status.scopes[0].numbers
     numbers = status.scopes[0].numbers
     assert (status.enabled, status.since_s, status.scopes_total) == (True, 5.0, 2)
@@ -190,10 +190,10 @@ def test_what_is_told_of_it() -> None:
     assert (gain.queued_prefill_tokens, gain.decode_blocks) == (16, 2)
     nothing = status.scopes[1].numbers
     assert (nothing.agreement, nothing.choices, nothing.regret_by_live_weights.mean) == (None,) * 3
-    few = told(fleet, 1)
+    few = status_of(fleet, 1)
     assert (len(few.scopes), few.scopes_total, few.total) == (1, 2, status.total)
     fleet.core.follow_shadow(None, fleet.now)
-    off = told(fleet)
+    off = status_of(fleet)
     assert (off.enabled, off.shadow_weights, off.total, off.scopes) == (False, None, None, [])
 
 

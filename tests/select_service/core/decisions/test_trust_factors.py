@@ -185,9 +185,9 @@ def test_settings_that_make_no_sense() -> None:
         max_size=200,
     )
 )
-def test_whatever_is_told_every_promise_holds(told: list[tuple[int, int, int, bool]]) -> None:
+def test_whatever_is_told_every_promise_holds(reported: list[tuple[int, int, int, bool]]) -> None:
     one = trust(samples=4)
-    for slot, predicted, actual, goes in told:
+    for slot, predicted, actual, goes in reported:
         one.compare(slot, predicted, actual, 0.0)
         one.check()
         if goes and actual % 7 == 0:
@@ -197,9 +197,9 @@ def test_whatever_is_told_every_promise_holds(told: list[tuple[int, int, int, bo
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.71, 3.0)), max_size=200))
 def test_whoever_has_most_of_what_was_predicted_counts_in_full(
-    told: list[tuple[int, float]],
+    reported: list[tuple[int, float]],
 ) -> None:
     one = trust()
-    for predicted, found in told:
+    for predicted, found in reported:
         one.compare(0, predicted, -int(-predicted * found // 1), 0.0)
         assert all_believed(one)

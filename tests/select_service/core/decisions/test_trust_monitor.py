@@ -1,4 +1,4 @@
-"""What engines found, told with a completed prefill; and whatever happens, promises hold."""
+"""What engines found, reported with a completed prefill; and whatever happens, promises hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcomes(fleet: Fleet) -> dict[str, int]:
     return fleet.core.counters.cached_token_reports
 
 
-# -- what is told --------------------------------------------------------------------------------
+# -- what is reported ----------------------------------------------------------------------------
 
 
 def test_who_sits_elsewhere_by_its_turn_is_told_of_as_it_is() -> None:
@@ -59,7 +59,7 @@ def test_the_last_token_is_never_found() -> None:
 
 
 def test_a_report_may_come_with_a_repeat_of_the_completion() -> None:
-    """vLLM tells in the last chunk of a stream what it found before the first."""
+    """vLLM reports in the last chunk of a stream what it found before the first."""
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
     fleet.take("r", *PROMPT, isl=ISL)

@@ -41,7 +41,7 @@ def fall(fleet: TruthFleet) -> int:
 
 
 def recover(fleet: TruthFleet) -> None:
-    """Let the engine tell the truth, and run until it is believed."""
+    """Let the engine report the truth, and run until it is believed."""
     fleet.ranks[LIAR].correct()
     until = fleet.asked + 3000
     while fleet.trust(LIAR).trust < 1.0 and fleet.asked < until:
@@ -55,7 +55,7 @@ def test_a_liar_is_found_out_and_believed_again() -> None:
     assert [row.worker_id for row in fleet.core.trust_monitor.table().ranks if row.reasons] == [
         LIAR
     ]
-    assert fleet.news == [(LIAR, ("prediction",))], "told once"
+    assert fleet.news == [(LIAR, ("prediction",))], "logged once"
     recover(fleet)
     fleet.run(20)
     assert fleet.trust(LIAR).trust == 1.0
@@ -101,18 +101,23 @@ def test_an_engine_that_never_says_what_it_drops() -> None:
 
 
 def decisions_agree(shape: Shape, seed: int, requests: int) -> None:
-    told, untold = TruthFleet(shape, seed=seed), TruthFleet(shape, seed=seed, feedback=False)
-    untold.core.trust_monitor.wall_ahead = None
-    for fleet in (told, untold):
+    with_feedback, without_feedback = (
+        TruthFleet(shape, seed=seed),
+        TruthFleet(shape, seed=seed, feedback=False),
+    )
+    without_feedback.core.trust_monitor.wall_ahead = None
+    for fleet in (with_feedback, without_feedback):
         fleet.run(requests)
         fleet.drain()
-    assert told.decisions == untold.decisions
-    assert sum(rank.engine.evictions for rank in told.ranks.values()) > requests
-    rows = told.core.trust_monitor.table().ranks
+    assert with_feedback.decisions == without_feedback.decisions
+    assert sum(rank.engine.evictions for rank in with_feedback.ranks.values()) > requests
+    rows = with_feedback.core.trust_monitor.table().ranks
     assert sum(row.samples for row in rows) > requests / 4
     assert all(row.trust == 1.0 and not row.reasons for row in rows)
-    assert all(partition.trust.column is None for partition in told.core.partitions.values())
-    assert not told.news
+    assert all(
+        partition.trust.column is None for partition in with_feedback.core.partitions.values()
+    )
+    assert not with_feedback.news
 
 
 @pytest.mark.parametrize("seed", range(2))

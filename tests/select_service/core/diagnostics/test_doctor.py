@@ -1,4 +1,4 @@
-"""The doctor's memory, without sockets: windows, runs, what is told and what is only suspected."""
+"""The doctor's memory, without sockets: windows, runs, what is found and what is only suspected."""
 
 from __future__ import annotations
 

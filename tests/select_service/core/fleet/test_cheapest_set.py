@@ -68,10 +68,10 @@ def test_each_costs_what_the_set_costs_more_with_it(
 ) -> None:
     loads, shared, firsts, count = case
     order = answer_of(cheapest_set(loads, shared, firsts, count))
-    told = answer_of(marginals(order, loads, shared))
+    marginal = answer_of(marginals(order, loads, shared))
     sets = [frozenset(order[:number]) for number in range(len(order) + 1)]
     costs = [cost_of(those, loads, shared) for those in sets]
-    for number, price in enumerate(told):
+    for number, price in enumerate(marginal):
         assert price == pytest.approx(costs[number + 1] - costs[number], rel=1e-6, abs=1e-3)
         if number >= len(firsts):
             others = [cost_of(sets[number] | {one}, loads, shared) for one in order[number:]]

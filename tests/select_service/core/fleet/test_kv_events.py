@@ -71,11 +71,11 @@ def test_the_record_says_where_blocks_are_known_from_and_otherwise_the_default(
     default: KvEventsDefault, said: str | None, *, endpoint: bool, lifecycle: str, listens: bool
 ) -> None:
     fleet = Fleet(RouterConfig(kv_events_default=default))
-    told: dict[str, Any] = {"kv_events": said, **({} if endpoint else NO_ENDPOINT)}
-    record = fleet.worker(1, total_kv_blocks=64, **told)
+    facts: dict[str, Any] = {"kv_events": said, **({} if endpoint else NO_ENDPOINT)}
+    record = fleet.worker(1, total_kv_blocks=64, **facts)
     assert record.lifecycle == lifecycle
     assert bool(fleet.core.membership.streams()) is listens
-    unsized = fleet.worker(2, **told)  # whoever says so little has to be told, as in the contract
+    unsized = fleet.worker(2, **facts)  # a spec that says so little needs more, as in the contract
     is_contract = default == "auto" and not endpoint
     assert unsized.lifecycle == ("incomplete" if is_contract else lifecycle)
     switched_off = Fleet(RouterConfig(use_kv_events=False))
@@ -215,7 +215,7 @@ def test_an_engine_that_never_told_of_what_it_computed_is_estimated_until_it_doe
     fleet = Late()
     for _ in range(20):
         fleet.tick(1.0)
-    assert not fleet.row.estimated, "there is nothing to tell of"
+    assert not fleet.row.estimated, "there is nothing to report"
     serve(fleet, 1, *PROMPT)
     fleet.tick(5.0)
     assert (matched(fleet, 1, *PROMPT), fleet.row.estimated) == (0, UNSET)

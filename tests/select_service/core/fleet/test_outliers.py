@@ -58,8 +58,8 @@ class Ward(Fleet):
     def excluded(self, **wishes: Any) -> dict[int, str | None]:
         """Why each worker was left out of a decision, as that explains itself."""
         record: Any = selection_of(self.select(*PROMPT, explain=True, **wishes)).decision
-        told: Any = ExplainedRecord(record, 0.0, 0.1).whole().candidates
-        return {one.worker_id: one.excluded for one in told}
+        candidates: Any = ExplainedRecord(record, 0.0, 0.1).whole().candidates
+        return {one.worker_id: one.excluded for one in candidates}
 
     def lose(self, worker_id: int = 1) -> None:
         """The publisher's connection breaks now."""
@@ -90,8 +90,8 @@ def test_a_rank_that_fails_again_and_again_is_passed_over() -> None:
     assert ward.core.membership.outlier_tally.ejections == {"failing": 1, "unreachable": 0}
     assert ward.core.counters.outcomes == {"completed": 0, "failed": 5, "cancelled": 1}
     ward.tick(1.0)
-    (news,) = ward.effects.ejected
-    assert (news.rank, news.change.is_ejected) == (WorkerRank(1, 0), True)
+    (ejection,) = ward.effects.ejected
+    assert (ejection.rank, ejection.change.is_ejected) == (WorkerRank(1, 0), True)
 
 
 def test_a_backoff_ends_with_one_probe_and_doubles() -> None:

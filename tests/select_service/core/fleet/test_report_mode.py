@@ -1,4 +1,4 @@
-"""Workers whose engines tell again what prompts find: `kv_cache_report_mode` of their records."""
+"""Workers whose engines repeat what prompts find: `kv_cache_report_mode` of their records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stream_of(fleet: Fleet) -> EventStream:
     return stream
 
 
-def tell(fleet: Fleet, number: int, *events: dict[str, Any]) -> None:
+def publish(fleet: Fleet, number: int, *events: dict[str, Any]) -> None:
     stream_of(fleet).on_live(message(number, encode_batch([*events])), fleet.now)
 
 
@@ -36,9 +36,9 @@ def matched(fleet: Fleet) -> int:
 
 def told_twice_then_removed(fleet: Fleet) -> int:
     for number in range(2):
-        tell(fleet, number, stored([1, 2, 3], TOKENS))
+        publish(fleet, number, stored([1, 2, 3], TOKENS))
     assert matched(fleet) == 3
-    tell(fleet, 2, removed([1, 2, 3]))
+    publish(fleet, 2, removed([1, 2, 3]))
     return matched(fleet)
 
 
@@ -54,7 +54,7 @@ def test_the_record_says_how_a_block_told_again_is_counted(mode: Any, left: int)
 def test_another_mode_drops_what_was_counted_and_the_same_keeps_it(how: str) -> None:
     fleet = Fleet()
     fleet.worker(1)
-    tell(fleet, 0, stored([1, 2, 3], TOKENS))
+    publish(fleet, 0, stored([1, 2, 3], TOKENS))
     before = stream_of(fleet)
     fleet.worker(1, kv_cache_report_mode="incremental")
     assert stream_of(fleet) is before

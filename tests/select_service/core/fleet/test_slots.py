@@ -52,6 +52,6 @@ def test_it_knows_who_has_come_and_not_gone(life: list[tuple[int, int, bool] | i
         assert set(fleet_slots.leaving()) == owners.keys() - is_open
         ranks = [(WorkerRank(one.worker_id, rank), slot) for slot, (one, rank) in owners.items()]
         assert fleet_slots.ranks_and_slots() == sorted(ranks)
-        told = fleet_slots.only_draining(SelectRequest())
+        only_draining = fleet_slots.only_draining(SelectRequest())
         drain = [one for one in here.values() if one.drain is not None]
-        assert (told is None) == (not drain)
+        assert (only_draining is None) == (not drain)

@@ -99,10 +99,10 @@ def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -
     book(ledger, "here", 1, 2)
     book(ledger, "there", 1, slot=1)
     groups = ledger.shared_groups(pack(1, 2, 3)) or []
-    told = {int(slot): blocks for blocks, slots in groups for slot in slots}
-    assert told == {0: 2, 1: 1}
+    shared_blocks = {int(slot): blocks for blocks, slots in groups for slot in slots}
+    assert shared_blocks == {0: 2, 1: 1}
     assert shared(ledger, 1, 2, 3) == [
-        told.get(slot, 0) for slot in range(len(ledger.loads.prefill))
+        shared_blocks.get(slot, 0) for slot in range(len(ledger.loads.prefill))
     ]
 
 

@@ -52,20 +52,20 @@ def test_every_step_writes_its_row_and_no_other(twin: Any, steps: list[Any]) -> 
     made = columns()
     rows = twin.LoadRows(*made)
     expected = [column.tolist() for column in made]
-    prefill, decode, churn, context, requests, computing, heard, ahead, *_ = expected
+    prefill, decode, churn, context, requests, computing, updated_at, ahead, *_ = expected
     for name, slot, *numbers in steps:
         getattr(rows, name)(slot, *numbers)
         if name == "book":
             was_empty = not prefill[slot]
             prefill[slot], tokens, requests[slot], decode[slot], blocks, now = numbers
             if was_empty:
-                heard[slot], ahead[slot] = now, float(prefill[slot])
+                updated_at[slot], ahead[slot] = now, float(prefill[slot])
             churn[slot] += float(tokens)
             computing[slot] += 1
             context[slot] += float(blocks)
             context[slot] += WAIT[slot] if requests[slot] >= SEATS[slot] else 0.0
         elif name == "complete":
-            prefill[slot], head, heard[slot] = numbers
+            prefill[slot], head, updated_at[slot] = numbers
             ahead[slot] = ahead_of(numbers[0], head, STEP_TOKENS[slot])
             computing[slot] -= 1
         elif name == "lengthen":
@@ -89,7 +89,7 @@ def test_packed_rows_are_the_loads_of_a_decision(twin: Any) -> None:
     rows = twin.LoadRows(*made)
     rows.book(1, 700, 700, 1, 44, 45, 3.0)
     rows.book(2, 9000, 9000, 1, 563, 564, 4.0)
-    prefill, decode, churn, context, _, _, heard, ahead, *_ = [one.tolist() for one in made]
+    prefill, decode, churn, context, _, _, updated_at, ahead, *_ = [one.tolist() for one in made]
     plain = unpacked(rows.pack(2, math.inf, None))
     for found in (plain, unpacked(rows.pack(2, math.inf, 50.5))):
         assert [one.tolist() for one in found[:4]] == [prefill, decode, churn, context]
@@ -98,7 +98,7 @@ def test_packed_rows_are_the_loads_of_a_decision(twin: Any) -> None:
     assert found.queue_updated_at is not None
     assert found.ahead is not None
     assert (found.queue_updated_at.tolist(), found.ahead.tolist(), found.pace) == (
-        heard,
+        updated_at,
         ahead,
         50.5,
     )

@@ -61,7 +61,7 @@ class NaiveQueue:
 
 
 STEP = st.tuples(
-    st.sampled_from(["come", "come", "compute", "compute", "free", "fade", "drop", "tell"]),
+    st.sampled_from(["come", "come", "compute", "compute", "free", "fade", "drop", "report"]),
     st.integers(0, SLOTS - 1),
     st.integers(0, 20),
     st.sampled_from([0, 1, 40, 100, 101, 5000, 20_000]),
@@ -88,7 +88,7 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
         if what == "come":
             twin.come(f"r{number}", tokens, now)
             there.append(ledger.book(f"r{number}", slot, b"", tokens, now, isl_tokens=tokens))
-        elif what == "tell":  # nobody learns anything by it
+        elif what == "report":  # nobody learns anything by it
             ledger.loads.pack()
         elif what == "drop":
             ledger.drop_slot(slot)
@@ -114,28 +114,28 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
         assert ledger.loads.prefill_left == [one.left for one in twins]
         assert ledger.loads.queue_updated_at.tolist() == [one.queue_updated_at for one in twins]
         assert ledger.loads.ahead.tolist() == [float(one.ahead) for one in twins]
-        told = unpacked(ledger.loads.pack())
-        assert told.queue_updated_at is not None
-        assert told.ahead is not None
-        assert told.queue_updated_at.tolist() == ledger.loads.queue_updated_at.tolist()
-        assert told.ahead.tolist() == ledger.loads.ahead.tolist()
-        assert told.pace == ledger.loads.recent.pace
+        packed = unpacked(ledger.loads.pack())
+        assert packed.queue_updated_at is not None
+        assert packed.ahead is not None
+        assert packed.queue_updated_at.tolist() == ledger.loads.queue_updated_at.tolist()
+        assert packed.ahead.tolist() == ledger.loads.ahead.tolist()
+        assert packed.pace == ledger.loads.recent.pace
 
 
 @given(
-    heard=st.floats(0.0, 1e6),
+    updated_at=st.floats(0.0, 1e6),
     ahead=st.floats(0.0, 1e9),
     pace=st.floats(0.0, 1e6),
     times=st.lists(st.floats(0.0, 2e6), min_size=2).map(sorted),
 )
 def test_a_queue_only_gets_shorter_with_time_and_never_by_more_than_may_be_done(
-    heard: float, ahead: float, pace: float, times: list[float]
+    updated_at: float, ahead: float, pace: float, times: list[float]
 ) -> None:
-    since, most = np.array([heard]), np.array([ahead])
+    since, most = np.array([updated_at]), np.array([ahead])
     worked = [float(worked_off(since, most, pace, now)[0]) for now in times]
     assert all(0.0 <= one <= ahead for one in worked)
     assert all(one <= later for one, later in pairwise(worked))
-    assert all(done == 0.0 for done, now in zip(worked, times, strict=True) if now <= heard)
+    assert all(done == 0.0 for done, now in zip(worked, times, strict=True) if now <= updated_at)
 
 
 def test_a_rank_that_hangs_is_thought_to_have_done_one_prompt_and_no_more() -> None:
@@ -176,11 +176,11 @@ def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
     ledger.loads.limit_step(0, 2000)
     ledger.loads.limit_running_requests(0, 4, 7)
     ledger.book("one", 0, b"", 100_000, 1.0)
-    told = ledger.loads.pack()
+    packed = ledger.loads.pack()
     ledger.loads.limit_step(0, 2000)
     ledger.loads.limit_running_requests(0, 4, 7)
     assert ledger.loads.ahead.tolist() == [100_000.0]
-    assert ledger.loads.pack() is told
+    assert ledger.loads.pack() is packed
 
 
 def test_nothing_is_told_of_queues_that_nobody_prices() -> None:

@@ -230,7 +230,7 @@ def test_queues_that_are_kept_at_one_length_tell_nothing_of_longer_ones() -> Non
 
 
 def test_queues_longer_than_any_that_was_met_take_longer_though_the_line_is_level() -> None:
-    """All waited for a place in the batch: their tokens told nothing."""
+    """All waited for a place in the batch: their tokens showed nothing."""
     speeds = RankSpeeds()
     for tokens in range(100, 1_100, 100):
         speeds.computed(0, tokens, 2.0)
@@ -287,16 +287,18 @@ def test_what_engines_attend_to_is_told_without_what_a_price_adds(fraction: floa
         one.first_token_at = SURE + 2.0
     for number in range(SURE + 2):
         ledger.output_block(first, fraction, 2.0 + number)
-    told = ledger.loads.speeds.blocks
+    learned = ledger.loads.speeds.blocks
     outputs = SURE + 2
-    assert (told.count, told.x, told.y) == (1, 10 + outputs + 10, 1.0)
+    assert (learned.count, learned.x, learned.y) == (1, 10 + outputs + 10, 1.0)
     ledger.output_block(first, fraction, 1.5 + outputs)  # counting them once a second is enough
-    assert told.count == 1
+    assert learned.count == 1
     ledger.output_block(first, fraction, 2.0 + outputs)
-    assert told.count == 2
-    before = told.x
+    assert learned.count == 2
+    before = learned.x
     ledger.output_block(first, fraction, 3.0 + outputs)
-    assert told.x - before == 10 + outputs + 3, "the second has waited for longer than two reports"
+    assert learned.x - before == 10 + outputs + 3, (
+        "the second has waited for longer than two reports"
+    )
 
 
 def test_callers_that_never_report_output_do_not_wait_where_later_ones_write() -> None:
@@ -313,10 +315,10 @@ def test_callers_that_never_report_output_do_not_wait_where_later_ones_write() -
     reports = SURE + 10
     for number in range(reports):
         ledger.output_block(writes, None, 9.0 + number)
-    told = ledger.loads.speeds.blocks
-    before = told.x
+    learned = ledger.loads.speeds.blocks
+    before = learned.x
     ledger.output_block(writes, None, 9.0 + reports)
-    assert told.x - before == 2 * 10 + reports + 1, "of the silent one, and its own"
+    assert learned.x - before == 2 * 10 + reports + 1, "of the silent one, and its own"
 
 
 def test_all_blocks_told_at_the_end_are_not_timed() -> None:

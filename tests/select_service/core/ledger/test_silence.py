@@ -221,7 +221,7 @@ def test_what_is_no_news_is_not_said_by_the_rank() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     first = ledger.book("first", 0, b"", 1000, 10.0)
-    ledger.prefill_complete(ledger.book("told", 0, b"", 1000, 12.0), 13.0, is_measured=False)
+    ledger.prefill_complete(ledger.book("learnt", 0, b"", 1000, 12.0), 13.0, is_measured=False)
     assert ledger.loads.work.reported_seconds == 0.0
     ledger.prefill_complete(first, 15.0)
     assert ledger.loads.work.reported_seconds == 5.0

@@ -1,4 +1,4 @@
-"""A worker is emptied: nothing new, everything old, and who waited for nobody else is told."""
+"""A worker is emptied: nothing new, everything old, and who waited for nobody else is answered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_when_all_drain_there_is_no_schedulable_worker() -> None:
     assert fleet.core.reader.strayed == 0
 
 
-def told_of(fleet: Fleet, **wish: Any) -> dict[str, object]:
+def reasons_of(fleet: Fleet, **wish: Any) -> dict[str, object]:
     with pytest.raises(NoSchedulableWorker) as refused:
         fleet.select(1, **wish)
     assert refused.value.details is not None
@@ -84,23 +84,23 @@ def test_a_refusal_of_a_model_without_workers_names_the_tenant_s_other_models() 
     fleet = busy_fleet(1)
     none = "no worker is registered for model=m tenant=default"
     one = "tenant=default has workers of model=default"
-    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+    assert reasons_of(fleet, model_name="m")["reasons"] == [none, one]
     fleet.worker(30, model_name="theirs", tenant_id="other")
-    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+    assert reasons_of(fleet, model_name="m")["reasons"] == [none, one]
     for worker_id in range(20, 30):
         fleet.worker(worker_id, model_name=f"m{worker_id}")
     named = ", ".join(f"model={one}" for one in ("default", *(f"m{at}" for at in range(20, 27))))
     more = f"tenant=default has workers of {named} and 3 more"
-    assert told_of(fleet, model_name="m")["reasons"] == [none, more]
+    assert reasons_of(fleet, model_name="m")["reasons"] == [none, more]
     for worker_id in range(20, 30):
         fleet.delete(worker_id)
-    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+    assert reasons_of(fleet, model_name="m")["reasons"] == [none, one]
 
 
 def test_a_refusal_names_the_first_reasons() -> None:
     fleet = busy_fleet(1)
     nobody = {"reasons": ["no worker is registered for model=m tenant=t"], "is_known": False}
-    assert told_of(fleet, model_name="m", tenant_id="t") == nobody, "of others nothing is told"
+    assert reasons_of(fleet, model_name="m", tenant_id="t") == nobody, "of others nothing is shown"
     for worker_id in (11, 12, 13):
         fleet.worker(worker_id, block_size=None)
     fleet.worker(14, endpoint="")
@@ -108,17 +108,17 @@ def test_a_refusal_names_the_first_reasons() -> None:
     lacks = "worker{} incomplete: block_size must be greater than 0"
     rest = ["1 worker is incomplete: endpoint is required", "1 worker is draining: upgrade"]
     expected = {"reasons": [lacks.format("s are").join(("3 ", "")), *rest], "is_known": True}
-    assert told_of(fleet) == told_of(fleet) == expected
+    assert reasons_of(fleet) == reasons_of(fleet) == expected
     for worker_id in (11, 12):
         fleet.delete(worker_id)
-    assert told_of(fleet)["reasons"] == [
+    assert reasons_of(fleet)["reasons"] == [
         "1 worker is incomplete: block_size must be greater than 0",
         *rest,
     ]
     for worker_id in (1, 13, 14):
         fleet.delete(worker_id)
-    assert told_of(fleet)["is_known"], "it has had one"
-    empty = told_of(fleet, model_name="m", tenant_id="t")
+    assert reasons_of(fleet)["is_known"], "it has had one"
+    empty = reasons_of(fleet, model_name="m", tenant_id="t")
     assert empty == {**nobody, "is_known": None}, "others may not have come yet"
 
 
@@ -128,7 +128,7 @@ def test_no_more_than_the_first_reasons() -> None:
         fleet.worker(number, block_size=None)
         fleet.drain(number, f"why {number}")
         fleet.worker(number)
-    reasons = told_of(fleet)["reasons"]
+    reasons = reasons_of(fleet)["reasons"]
     assert isinstance(reasons, list)
     assert len(reasons) == REASONS_MAX + 1
     assert reasons[-1] == "3 more, for other reasons"
@@ -152,7 +152,7 @@ def test_who_chooses_for_himself_is_not_offered_it(fleet: Fleet) -> None:
     prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
     loads = fleet.core.queries.potential_loads(PotentialLoadsRequest(**prompt))
     assert [row.worker_id for row in loads] == [2]
-    assert fleet.load(1) == (0, 0, 0), "what it carries is still told"
+    assert fleet.load(1) == (0, 0, 0), "what it carries is still shown"
 
 
 def test_what_a_draining_worker_holds_is_told_as_what_it_carries_is(fleet: Fleet) -> None:
@@ -192,8 +192,8 @@ def test_it_ends_when_undone_or_with_the_record_and_not_before() -> None:
     assert fleet.worker(1).lifecycle == "schedulable"
     fleet.drain(1)
     assert fleet.patch(1, endpoint="").lifecycle == "incomplete"
-    told = fleet.core.drains.status(1)
-    assert (told.lifecycle, told.safe_to_terminate) == ("incomplete", True)
+    status = fleet.core.drains.status(1)
+    assert (status.lifecycle, status.safe_to_terminate) == ("incomplete", True)
     assert fleet.patch(1, endpoint="http://x").lifecycle == "draining"
     for verb in (fleet.drain, fleet.undrain, fleet.core.drains.status):
         with pytest.raises(WorkerNotFound):
@@ -313,11 +313,11 @@ def test_a_gate_that_opens_later_sees_only_those_who_stay() -> None:
 def test_what_replicas_have_on_it_counts() -> None:
     here = Replica()
     here.dynamo(add(1, 2))
-    told = here.drain(1)
-    assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 40, 2)
+    status = here.drain(1)
+    assert (status.reservations, status.prefill_tokens, status.decode_blocks) == (1, 40, 2)
     here.dynamo(add(3), request_id="late")
-    told = here.core.drains.status(1)
-    assert (told.reservations, told.safe_to_terminate) == (2, False), "it was told later"
+    status = here.core.drains.status(1)
+    assert (status.reservations, status.safe_to_terminate) == (2, False), "it was learnt later"
     here.dynamo("Free")
     here.dynamo("Free", request_id="late", router_id=DYNAMO)
     assert here.core.drains.status(1).safe_to_terminate

@@ -89,7 +89,7 @@ def test_pairs_respect_it() -> None:
     for worker_id in (1, 3):
         fleet.hold_back(worker_id, "terminating")
     for number in range(6):
-        told = fleet.pair(f"r{number}", number, number + 1)
-        assert isinstance(told, PairSelection)
-        assert told.prefill is not None
-        assert (told.prefill.worker_id, told.decode.worker_id) == (2, 4)
+        selected = fleet.pair(f"r{number}", number, number + 1)
+        assert isinstance(selected, PairSelection)
+        assert selected.prefill is not None
+        assert (selected.prefill.worker_id, selected.decode.worker_id) == (2, 4)

@@ -143,25 +143,25 @@ def test_no_other_set_costs_less_and_rows_add_up(
 ) -> None:
     those, held = made
     fleet = build(those, held)
-    told = asked(fleet, count, role=role)
+    advised = asked(fleet, count, role=role)
     may = [who for who, one in enumerate(those) if role in (None, one.role or "aggregated")]
-    assert len(told) == min(count, len(may))
-    if not told:
+    assert len(advised) == min(count, len(may))
+    if not advised:
         return
-    order = [one.worker_id for one in told]
+    order = [one.worker_id for one in advised]
     assert set(order) <= set(may)
     leaving = {who for who in may if those[who].drains}
     forced = order[: min(len(leaving), count)]
     assert set(forced) <= leaving
-    assert [one.drains for one in told] == [one.worker_id in leaving for one in told]
+    assert [one.drains for one in advised] == [one.worker_id in leaving for one in advised]
     others = sorted(set(may) - set(forced))
     least = min(
         cost_of({*forced, *rest}, those, fleet)
-        for rest in itertools.combinations(others, len(told) - len(forced))
+        for rest in itertools.combinations(others, len(advised) - len(forced))
     )
-    assert told[-1].cost_tokens_so_far == pytest.approx(least)
+    assert advised[-1].cost_tokens_so_far == pytest.approx(least)
     ranks = sum(those[who].ranks for who in may)
-    for number, one in enumerate(told, 1):
+    for number, one in enumerate(advised, 1):
         gone, before = order[:number], order[: number - 1]
         assert one.cost_tokens_so_far == pytest.approx(cost_of(gone, those, fleet))
         assert one.sole_blocks == len(lost_with(gone, those)) - len(lost_with(before, those))
@@ -190,9 +190,9 @@ def test_a_worker_that_leaves_while_it_is_counted_is_not_named() -> None:
     look = fleet.core.scale_down.candidates(3, None, None)
     next(look)
     fleet.delete(1)
-    told = answer_of(look)
-    assert [one.worker_id for one in told] == [2, 0]
-    assert [one.sole_blocks for one in told] == [0, 4]
+    advised = answer_of(look)
+    assert [one.worker_id for one in advised] == [2, 0]
+    assert [one.sole_blocks for one in advised] == [0, 4]
 
 
 def test_the_room_is_told_where_all_have_named_theirs() -> None:
@@ -211,9 +211,9 @@ def test_what_was_found_is_missed_and_what_was_computed_pushes_others_out() -> N
         fleet.book(name, who, *range(100 * who, 100 * who + blocks))
     asked_lately = partition.demand.asked_lately
     hit_rate = 400 / asked_lately
-    told = asked(fleet, 4)
-    assert [one.worker_id for one in told] == [3, 0, 1, 2], "by load: nobody holds a block"
-    foretold = [one.hit_rate_loss_so_far for one in told]
+    rows = asked(fleet, 4)
+    assert [one.worker_id for one in rows] == [3, 0, 1, 2], "by load: nobody holds a block"
+    foretold = [one.hit_rate_loss_so_far for one in rows]
     assert foretold[0] == 0.0, "of another scope"
     assert foretold[1] == pytest.approx(hit_rate * (2 / 8) / 2), "what it computes goes elsewhere"
     assert foretold[2] == foretold[3] == pytest.approx(hit_rate), "all that is found at all"

@@ -112,9 +112,9 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
                 continue
             items += [item for item in packer.pack(note) if item is not None]
             expected.append(note)
-        told = [one for one in read(file_of(items)) if isinstance(one, Decided)]
-    assert len(told) == len(expected)
-    for one, note in zip(told, expected, strict=True):
+        read_items = [one for one in read(file_of(items)) if isinstance(one, Decided)]
+    assert len(read_items) == len(expected)
+    for one, note in zip(read_items, expected, strict=True):
         columns, found, shared, trust = note.seen
         ranks = ranks_in(columns)
         assert one.load.whole == columns
@@ -146,16 +146,16 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     items = [item for note in notes for item in packer.pack(note) if item is not None]
     assert [len(one.workers) for one in items if isinstance(one, SlotsChange)] == [2, 1, 1]
     recorded_file = RecordedFile(io.BytesIO(file_of(items)).read, "it")
-    told = list(recorded_file)
+    read_items = list(recorded_file)
     fleet = recorded_file.fleet(0)
     assert {id_: one.slots for id_, one in fleet.workers.items()} == {
         2: [(0, 1)],
         3: [(0, 2)],
         4: [(0, 0)],
     }
-    life = next(one for one in told if isinstance(one, ReservationStep))
+    life = next(one for one in read_items if isinstance(one, ReservationStep))
     assert life == ReservationStep(1.0, "booked", "r", 0, 2, 0, 7, 9)
-    assert told[-1] == SettingsChange(2.0, "settings", {"a": 1})
+    assert read_items[-1] == SettingsChange(2.0, "settings", {"a": 1})
     packer.begin()  # another file: whoever speaks of the scope says who is there
     again = [item for item in packer.pack(booked) if item is not None]
     assert [type(one) for one in again] == [SlotsChange, SlotsChange, ReservationStep]

@@ -123,11 +123,11 @@ def test_no_other_rank_or_source_is_cheaper(policy: Policy, workers: list[dict[s
     answer = selection_of(fleet.take("r", *PROMPT))
     record = fleet.core.decisions.find("r")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, ANYWHERE).whole()
-    assert [one.cost for one in told.candidates or ()] == pytest.approx(everyone)
-    assert told.chosen is not None
-    assert told.chosen.cost == pytest.approx(min(everyone))
-    assert told.chosen.kv_source == answer.kv_source
+    explained = ExplainedRecord(record, 0.0, ANYWHERE).whole()
+    assert [one.cost for one in explained.candidates or ()] == pytest.approx(everyone)
+    assert explained.chosen is not None
+    assert explained.chosen.cost == pytest.approx(min(everyone))
+    assert explained.chosen.kv_source == answer.kv_source
     chosen = workers[answer.worker_id - 1]
     expected = (len(PROMPT) - chosen["held"]) * 16 - round(4 * (reach_of(chosen) - chosen["held"]))
     source = answer.kv_source
@@ -176,10 +176,10 @@ def test_one_worker_that_pulls_is_compared_with_a_pair_and_explained_so() -> Non
     assert (counters.selections_pulling, counters.selected_pulled_tokens) == (1, 8 * 16)
     record = fleet.core.decisions.find("p")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, 0.25).whole()
-    assert told.chosen is not None
-    assert (told.chosen.cost, told.chosen.kv_source) == (answer.aggregated_cost, source)
-    legs = {one.worker_id: one.legs for one in told.candidates or ()}
+    explained = ExplainedRecord(record, 0.0, 0.25).whole()
+    assert explained.chosen is not None
+    assert (explained.chosen.cost, explained.chosen.kv_source) == (answer.aggregated_cost, source)
+    legs = {one.worker_id: one.legs for one in explained.candidates or ()}
     assert legs[3], "its prefill leg could pull, too"
     assert legs[3].prefill_cost == 8 * 0.25
 
@@ -251,9 +251,9 @@ def test_what_was_pulled_is_decided_again(tmp_path: Path, seed: int) -> None:
     fleet = RecordedFleet(seed, kv_pull=True)
     fleet.play(200)
     path = fleet.recorded_file.into(tmp_path / "recording")
-    told = replay([path])
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions > 50
+    report = replay([path])
+    assert report.first_difference is None
+    assert report.reproduced == report.decisions > 50
     items = [one.item for one in play([path])]
     assert any(isinstance(one, Decided) and one.found and one.found.pulls for one in items)
     assert fleet.core.counters.selections_pulling > 5
@@ -278,14 +278,14 @@ def test_the_prefill_leg_of_a_pair_pulls_and_is_explained_so(policy: Policy) -> 
     assert fleet.pair("p", *PROMPT) == answer, "a repeat says the same"
     record = fleet.core.decisions.find("p")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, 0.25).whole()
-    assert told.pair
-    assert told.pair.prefill
-    assert told.pair.prefill.kv_source == source
-    legs = {one.worker_id: one.legs for one in told.candidates or ()}
+    explained = ExplainedRecord(record, 0.0, 0.25).whole()
+    assert explained.pair
+    assert explained.pair.prefill
+    assert explained.pair.prefill.kv_source == source
+    legs = {one.worker_id: one.legs for one in explained.candidates or ()}
     assert legs[1]
-    assert told.pair.prefill.cost == legs[1].prefill_cost
-    assert told.pair.disaggregated_cost == answer.disaggregated_cost
+    assert explained.pair.prefill.cost == legs[1].prefill_cost
+    assert explained.pair.disaggregated_cost == answer.disaggregated_cost
     if policy == "kv-cost":
         assert legs[1].prefill_cost == 2 + 6 * 0.25
     advice = selection_of(fleet_with_whole(fleet).select(*PROMPT)).advice
@@ -327,9 +327,9 @@ def test_a_batch_pulls_a_common_prefix_once_and_keeps_what_it_pulls_out_of_its_l
     for number in range(4):
         fleet.book(f"load{number}", 3, *range(100 * number + 100, 100 * number + 120))
     answer = place(fleet, *(prompt(*PROMPT, 50 + one, 60 + one) for one in range(2)))
-    told: list[Any] = [one.selection for one in answer.results]
-    assert all(told)
-    first, second = sorted(told, key=lambda one: not one.kv_source)
+    selections: list[Any] = [one.selection for one in answer.results]
+    assert all(selections)
+    first, second = sorted(selections, key=lambda one: not one.kv_source)
     assert first.worker_id == second.worker_id in {1, 2}
     assert first.kv_source.blocks == 8
     assert [one.effective_prefill_tokens for one in (first, second)] == [32, 32]

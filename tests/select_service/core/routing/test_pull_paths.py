@@ -33,9 +33,9 @@ def test_a_pull_within_a_rack_that_was_set_too_cheap_teaches_nothing_of_others()
     partition = fleet.core.partitions[DEFAULT]
     (near,) = partition.fleet_slots.workers[2].slots.values()
     (far,) = partition.fleet_slots.workers[3].slots.values()
-    told = PulledBlocks(1, 30)
-    assert partition.pull_path(near, told) == RACK
-    assert partition.pull_path(far, told) == FAR
+    pulled = PulledBlocks(1, 30)
+    assert partition.pull_path(near, pulled) == RACK
+    assert partition.pull_path(far, pulled) == FAR
 
 
 def test_a_pull_within_a_rack_is_priced_as_it_was_measured() -> None:
@@ -46,8 +46,8 @@ def test_a_pull_within_a_rack_is_priced_as_it_was_measured() -> None:
     selection_of(fleet.take("r", *range(100, 132)))
     record = fleet.core.decisions.find("r")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, 0.1).whole().candidates or ()
-    cost = {one.worker_id: one.pull_cost or 0.0 for one in told}
+    candidates = ExplainedRecord(record, 0.0, 0.1).whole().candidates or ()
+    cost = {one.worker_id: one.pull_cost or 0.0 for one in candidates}
     assert cost[2] > 2 * cost[3] > 0.0, "the far one is as it was set: nobody measured it"
 
 

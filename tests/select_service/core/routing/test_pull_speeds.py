@@ -83,9 +83,9 @@ def test_what_it_is_measured_to_take_is_predicted_and_told(costs: Costs) -> None
     expected_s += SHARED * (each_s if costs == "learnt" else 0.1 * BLOCK * TOKEN_S)
     assert answer.predicted_ttft_ms == pytest.approx(expected_s * 1e3, rel=0.02)
     rows = [row.speed for row in fleet.core.trust_monitor.table().ranks]
-    (told,) = [row.pulls for row in rows if row is not None]
-    assert told is not UNSET
-    (row,) = told
+    (measured,) = [row.pulls for row in rows if row is not None]
+    assert measured is not UNSET
+    (row,) = measured
     assert (row.domain, row.tier, row.samples) == ("", "device", 2 * SURE)
     assert row.base_ms + row.ms_per_block * SHARED == pytest.approx(SHARED * each_s * 1e3)
     assert row.cost_per_block == pytest.approx(0.5, rel=0.02)
@@ -107,12 +107,12 @@ def test_pulls_within_a_domain_are_learnt_apart() -> None:
     assert answer.worker_id == 2
     booking = fleet.core.lifecycle.bookings.find("r")
     assert booking is not None
-    told = booking.reservation.pulled
-    assert told is not None
-    assert partition.pull_path(near, told) == PullPath("rack", "device")
-    assert partition.pull_path(far, told) == PullPath("", "device")
+    pulled = booking.reservation.pulled
+    assert pulled is not None
+    assert partition.pull_path(near, pulled) == PullPath("rack", "device")
+    assert partition.pull_path(far, pulled) == PullPath("", "device")
     fleet.delete(1)
-    assert partition.pull_path(near, told) is None, "who left is connected by nothing"
+    assert partition.pull_path(near, pulled) is None, "who left is connected by nothing"
 
 
 @pytest.mark.parametrize("what", ["a queue before it", "another after it", "blocks that stay away"])
@@ -162,5 +162,5 @@ def test_a_pull_is_predicted_to_take_the_same_time_beside_engines_of_any_speed(
     assert answer.predicted_ttft_ms == pytest.approx(expected_s * 1e3, rel=0.02)
     record = fleet.core.decisions.find(f"r{2 * SURE - 1}")
     assert record is not None
-    told = ExplainedRecord(record, 0.0, 0.1).whole()
-    assert told.predicted_ttft_ms == pytest.approx(answer.predicted_ttft_ms, abs=1e-3)
+    explained = ExplainedRecord(record, 0.0, 0.1).whole()
+    assert explained.predicted_ttft_ms == pytest.approx(answer.predicted_ttft_ms, abs=1e-3)

@@ -59,10 +59,10 @@ async def ask(
 async def test_hashes_come_back_packed(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service)
     asked = BINARIES | {"reservation_id": "r"}
-    told = await ask(client, "/select_and_reserve", asked)
-    assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
+    answer = await ask(client, "/select_and_reserve", asked)
+    assert answer["sequence_hashes"] == BINARIES["sequence_hashes"]
     same = await ask(client, "/select_and_reserve", asked, wanted=False)
-    assert same == told | {"sequence_hashes": SIGNED}
+    assert same == answer | {"sequence_hashes": SIGNED}
 
 
 @pytest.mark.parametrize("first", ["JSON", "lists", "binaries"])
@@ -81,9 +81,9 @@ async def test_a_repeat_in_another_form_is_the_same_request(
         ("/reservations", {"reservation_id": "b", "worker_id": 1}, 201),
     ):
         body, packed = forms[first]
-        told = await ask(client, path, body | more, packed=packed, status=status)
+        answer = await ask(client, path, body | more, packed=packed, status=status)
         for body, packed in forms.values():
-            assert told == await ask(client, path, body | more, packed=packed, status=status)
+            assert answer == await ask(client, path, body | more, packed=packed, status=status)
         for body, packed in forms.values():
             other = body | more | {"isl_tokens": 47}
             refused = await ask(client, path, other, packed=packed, status=409)
@@ -118,9 +118,9 @@ async def test_refusals_are_packed_as_well(client: httpx.AsyncClient) -> None:
     ):
         answer = await client.request(method, path, content=content, headers={**headers, **WANTED})
         assert answer.headers["content-type"] == TYPE
-        told = msgspec.msgpack.decode(answer.content)
-        assert (answer.status_code, told["code"]) == (status, code), told
-        assert told["error"]
+        body = msgspec.msgpack.decode(answer.content)
+        assert (answer.status_code, body["code"]) == (status, code), body
+        assert body["error"]
     assert (await client.put("/workers", headers=WANTED)).headers["allow"]
 
 
@@ -132,8 +132,8 @@ async def test_unknown_members_are_told_of_and_refused() -> None:
         assert answer.headers["warning"] == '299 - "unknown field: surprise"'
         assert answer.headers["content-type"] == TYPE
     async with app_client(field_validation=FieldValidation.STRICT) as (client, _):
-        told = await ask(client, "/select", {"surprise": 1}, status=422)
-        assert (told["code"], told["field"]) == ("unknown_field", "surprise")
+        body = await ask(client, "/select", {"surprise": 1}, status=422)
+        assert (body["code"], body["field"]) == ("unknown_field", "surprise")
 
 
 @within(app_client)
@@ -160,9 +160,9 @@ async def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
         task = asyncio.ensure_future(waiting)
         await until(lambda: service.loads()[0].pending_count > 0)
         await client.delete("/reservations/a")
-        told = msgspec.msgpack.decode((await task).content)
-        assert told["reservation_id"] == "b"
-        assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
+        answer = msgspec.msgpack.decode((await task).content)
+        assert answer["reservation_id"] == "b"
+        assert answer["sequence_hashes"] == BINARIES["sequence_hashes"]
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/metrics", "/dump"])
@@ -193,10 +193,10 @@ async def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do(
     (row,) = await ask(client, "/potential_loads", huge)
     assert (row["potential_prefill_tokens"], row["active_requests"]) == (most, 2)
     asked = huge | {"explain": True}
-    told = await ask(client, "/select_and_reserve", asked)
-    (rank,) = told["decision"]["candidates"]
+    answer = await ask(client, "/select_and_reserve", asked)
+    (rank,) = answer["decision"]["candidates"]
     assert rank["prefill_tokens"] == most
-    assert "sequence_hashes" in told
+    assert "sequence_hashes" in answer
 
 
 async def test_whatever_comes_there_is_an_answer() -> None:

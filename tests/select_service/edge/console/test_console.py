@@ -104,9 +104,9 @@ async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> No
     await service.select_and_reserve(
         SelectAndReserveRequest(reservation_id="a", lease_id="l", token_ids=[1] * 40)
     )
-    told = (await client.get("/console/api/reservations")).json()
-    assert told["total"] == 1
-    (row,) = told["reservations"]
+    answer = (await client.get("/console/api/reservations")).json()
+    assert answer["total"] == 1
+    (row,) = answer["reservations"]
     assert row["worker_id"] == str(BIG)
     assert (row["phase"], row["isl_tokens"], row["lease_id"]) == ("prefill", 40, "l")
     service.prefill_complete("a")
@@ -125,9 +125,9 @@ async def test_lists_are_bounded_and_newest_first(
         await service.select_and_reserve(
             SelectAndReserveRequest(reservation_id=str(number), token_ids=[1])
         )
-    told = (await client.get("/console/api/reservations?limit=1000000")).json()
-    assert told["total"] == 300
-    names = [row["reservation_id"] for row in told["reservations"]]
+    answer = (await client.get("/console/api/reservations?limit=1000000")).json()
+    assert answer["total"] == 300
+    names = [row["reservation_id"] for row in answer["reservations"]]
     assert names == [str(number) for number in range(299, 99, -1)]
     assert len((await client.get("/console/api/reservations?limit=2")).json()["reservations"]) == 2
     assert (await client.get("/console/api/reservations?limit=x")).status_code == 400
@@ -145,8 +145,8 @@ async def test_decisions_are_narrowed(client: httpx.AsyncClient, service: Driver
         ("?outcome=placed&worker_id=1", ["a"]),
         ("?worker_id=2", []),
     ):
-        told = (await client.get(f"/console/api/decisions{query}")).json()["decisions"]
-        assert [one["decision_id"] for one in told] == names, query
+        decisions = (await client.get(f"/console/api/decisions{query}")).json()["decisions"]
+        assert [one["decision_id"] for one in decisions] == names, query
     refused = await client.get("/console/api/decisions?outcome=lost")
     assert (refused.status_code, refused.json()["field"]) == (400, "outcome")
 

@@ -12,18 +12,18 @@ from indexer.types import LinkState
 from select_service.core.diagnostics import causes
 from select_service.edge import cooperative
 from select_service.edge.app import create_driver
-from select_service.edge.console.fleet import RANK_FIELDS, FleetTable, News
+from select_service.edge.console.fleet import RANK_FIELDS, FleetChanges, FleetTable
 from select_service.edge.cooperative import TimeSlices
 from select_service.types import SelectAndReserveRequest
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.edge.serving import SETTINGS, add_worker
 
 
-def look(view: FleetTable) -> News:
+def look(view: FleetTable) -> FleetChanges:
     return asyncio.run(view.look(TimeSlices()))
 
 
-def row(news: News, at: int = 0) -> dict[str, Any]:
+def row(news: FleetChanges, at: int = 0) -> dict[str, Any]:
     return dict(zip(RANK_FIELDS, json.loads(news.ranks[at]), strict=True))
 
 
@@ -36,18 +36,18 @@ def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
                 reservation_id=name, block_hashes=[], sequence_hashes=[], isl_tokens=2**64 - 1
             )
         )
-    told = row(look(FleetTable(service)))
-    assert told["prefill_tokens"] == told["isl_tokens"] == 2**64 - 1
-    assert told["selections"] == 2
+    shown = row(look(FleetTable(service)))
+    assert shown["prefill_tokens"] == shown["isl_tokens"] == 2**64 - 1
+    assert shown["selections"] == 2
 
 
 def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
     service = create_driver(SETTINGS)
     add_worker(service, 1, endpoint=None)
     news = look(FleetTable(service))
-    told = json.loads(news.workers[0])
-    assert told["lifecycle"] == "incomplete"
-    assert told["reasons"] == ["endpoint is required"]
+    answer = json.loads(news.workers[0])
+    assert answer["lifecycle"] == "incomplete"
+    assert answer["reasons"] == ["endpoint is required"]
     assert news.ranks == []
 
 
@@ -67,8 +67,8 @@ def test_a_worker_becomes_schedulable_and_back() -> None:
 def test_what_a_worker_says_of_itself() -> None:
     service = create_driver(SETTINGS)
     add_worker(service, 1)
-    told = RankMetrics(kv_used_blocks=12, kv_total_blocks=2**64 - 1, num_requests_waiting=3)
-    service.report(1, WorkerMetrics(ranks=[told]))
+    reported = RankMetrics(kv_used_blocks=12, kv_total_blocks=2**64 - 1, num_requests_waiting=3)
+    service.report(1, WorkerMetrics(ranks=[reported]))
     found = row(look(FleetTable(service)))
     assert (found["kv_used_blocks"], found["kv_total_blocks"]) == (12, 2**64 - 1)
     assert found["requests_waiting"] == 3
@@ -106,7 +106,7 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
         add_worker(service, worker_id)
     view = FleetTable(service)
 
-    async def run() -> tuple[News, int]:
+    async def run() -> tuple[FleetChanges, int]:
         looking = asyncio.ensure_future(view.look(TimeSlices()))
         turns = 0
         while not looking.done():

@@ -35,8 +35,8 @@ def hold(
 async def ask(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     answer = await client.post("/console/api/prefix", json=body)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 @within(app_client)
@@ -46,15 +46,15 @@ async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driv
     hold(service, 1, 1)
     hold(service, BIG, 2)
     hold(service, BIG, 1, Tier.HOST_PINNED, at=2)
-    told = await ask(client, token_ids=TOKENS)
-    assert (told["blocks"], told["isl_tokens"], told["block_size"]) == (4, 64, 16)
-    assert (told["holders_total"], told["ranks_total"]) == (2, 3)
-    assert [(one["worker_id"], one["ranges"]) for one in told["holders"]] == [
+    answer = await ask(client, token_ids=TOKENS)
+    assert (answer["blocks"], answer["isl_tokens"], answer["block_size"]) == (4, 64, 16)
+    assert (answer["holders_total"], answer["ranks_total"]) == (2, 3)
+    assert [(one["worker_id"], one["ranges"]) for one in answer["holders"]] == [
         (str(BIG), [["device", 0, 2], ["host", 2, 3]]),
         ("1", [["device", 0, 1]]),
     ]
     by_hashes = await ask(client, block_hashes=[str(one) for one in unpack_u64(HASHES)])
-    assert by_hashes["holders"] == told["holders"]
+    assert by_hashes["holders"] == answer["holders"]
     body = {
         "block_hashes": list(unpack_u64(HASHES)),
         "sequence_hashes": list(unpack_u64(sequence_hashes(HASHES))),
@@ -62,15 +62,15 @@ async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driv
     }
     scores = (await client.post("/overlap_scores", json=body)).json()["workers"]
     assert {one["worker_id"]: one["disk_blocks"] for one in scores if one["disk_blocks"]} == {
-        int(one["worker_id"]): one["ranges"][-1][2] for one in told["holders"]
+        int(one["worker_id"]): one["ranges"][-1][2] for one in answer["holders"]
     }
 
 
 @within(app_client)
 async def test_nobody_holds_it(client: httpx.AsyncClient, service: Driver) -> None:
     add_worker(service, 1)
-    told = await ask(client, token_ids=TOKENS)
-    assert (told["holders_total"], told["holders"]) == (0, [])
+    answer = await ask(client, token_ids=TOKENS)
+    assert (answer["holders_total"], answer["holders"]) == (0, [])
     hold(service, 1, 4)
     assert (await ask(client, token_ids=TOKENS, lora_name="x"))["holders"] == []
 
@@ -81,9 +81,9 @@ async def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None
         for worker_id in range(1, 5):
             add_worker(service, worker_id)
             hold(service, worker_id, worker_id)
-        told = await ask(client, token_ids=TOKENS)
-        assert told["holders_total"] == 4
-        assert [one["worker_id"] for one in told["holders"]] == ["4", "3"]
+        answer = await ask(client, token_ids=TOKENS)
+        assert answer["holders_total"] == 4
+        assert [one["worker_id"] for one in answer["holders"]] == ["4", "3"]
 
 
 @pytest.mark.parametrize(

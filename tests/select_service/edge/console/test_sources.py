@@ -28,8 +28,8 @@ async def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPat
     while not asking.done():
         turns += 1
         await asyncio.sleep(0)
-    told = json.loads(await asking)
-    assert (told["available"], told["why"], told["left_out"]) == (True, None, 3)
-    assert [one["worker_id"] for one in told["findings"]] == [str(n) for n in range(40)]
-    assert [one["worker_id"] for one in told["suspected"]] == ["0", "1"]
+    findings = json.loads(await asking)
+    assert (findings["available"], findings["why"], findings["left_out"]) == (True, None, 3)
+    assert [one["worker_id"] for one in findings["findings"]] == [str(n) for n in range(40)]
+    assert [one["worker_id"] for one in findings["suspected"]] == ["0", "1"]
     assert turns >= len(FINDINGS)

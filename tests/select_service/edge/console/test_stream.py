@@ -50,11 +50,11 @@ async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> Non
         assert (quiet["workers"], quiet["ranks"], quiet["gone"]) == ([], [], [])
         assert "admission" not in quiet, "only what is different"
         _book(service, "a")
-        told = await page.until("ranks")
+        update = await page.until("ranks")
         booked = {"prefill_tokens": 64, "decode_blocks": 4, "requests": 1}
         counted = {"selections": 1, "isl_tokens": 64, "selected_prefill_tokens": 64}
-        assert ranks_of(told, fields) == {(str(BIG), 0): row | booked | counted}
-        assert told["state"]["reservations"] == 1
+        assert ranks_of(update, fields) == {(str(BIG), 0): row | booked | counted}
+        assert update["state"]["reservations"] == 1
         add_worker(service, 7)
         assert [one["worker_id"] for one in (await page.until("workers"))["workers"]] == ["7"]
         service.delete_worker(BIG)
@@ -70,9 +70,9 @@ async def test_who_comes_later_gets_all_there_is(port: int, service: Driver) -> 
         _book(service, "a")
         await early.until("ranks")
         async with watching(port) as late:
-            kind, told = await late.next()
+            kind, snapshot = await late.next()
             assert kind == "snapshot"
-            rows = ranks_of(told, told["about"]["rank_fields"])
+            rows = ranks_of(snapshot, snapshot["about"]["rank_fields"])
             assert len(rows) == 80
             assert sum(row["requests"] for row in rows.values()) == 1
             assert (await late.next())[0] == "tick"
@@ -186,7 +186,7 @@ async def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPa
     looked = fleet.FleetTable.look
     is_ill = False
 
-    async def look(self: fleet.FleetTable, slices: TimeSlices) -> fleet.News:
+    async def look(self: fleet.FleetTable, slices: TimeSlices) -> fleet.FleetChanges:
         nonlocal is_ill
         news = await looked(self, slices)
         if is_ill and news.ranks:
@@ -201,9 +201,9 @@ async def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPa
             await page.next()
             is_ill = True
             _book(service, "a")
-            told = await page.until("ranks")
-            assert told["ranks"][0][4] == 1, "the request that was booked"
-            assert told["state"]["reservations"] == 1
+            update = await page.until("ranks")
+            assert update["ranks"][0][4] == 1, "the request that was booked"
+            assert update["state"]["reservations"] == 1
             assert server._application._traffic.console.faults == 1
 
 
@@ -225,9 +225,9 @@ async def test_pools_and_thresholds_are_written_one_by_one(port: int, service: D
         add_worker(service, number, model_name=f"m{number}", max_inflight=9)
     breaths = Breaths()
     text = (await sections(service, breaths))["admission"]
-    told = json.loads(text)
-    assert [one["model"] for one in told["thresholds"]] == sorted(f"m{n}" for n in range(20))
-    assert len(told["scopes"]) == told["gates"] == 20
+    answer = json.loads(text)
+    assert [one["model"] for one in answer["thresholds"]] == sorted(f"m{n}" for n in range(20))
+    assert len(answer["scopes"]) == answer["gates"] == 20
     assert breaths.taken >= 4 * 20, "read and written, each of both"
 
 

@@ -31,7 +31,7 @@ class FakeKubernetes:
         self.page_size = 2
         self.nothing: list[Any] | None = []  # how an empty list is written
         self.watches_fail_with: tuple[int, dict[str, Any]] | None = None  # status, and its body
-        self.retry_after: str | None = None  # told with it
+        self.retry_after: str | None = None  # sent with it
         self.watch_says: bytes | None = None  # all that a watch says before it ends in order
         self.url = ""
         self._watchers: set[asyncio.StreamWriter] = set()

@@ -262,25 +262,25 @@ async def test_an_operators_drain_and_readiness_do_not_undo_each_other(cluster: 
     first = cluster.first
     drain = f"/workers/{first}/drain"
     follower = cluster.follower
-    told = (await cluster.client.post(drain, json={"reason": "new image"})).json()
-    assert told["drains"]
+    answer = (await cluster.client.post(drain, json={"reason": "new image"})).json()
+    assert answer["drains"]
     await of_pod(ready=False)(cluster.api)
     await until(lambda: follower.missed == 1)
     assert await cluster.reasons(first) == ["draining: new image", "kubernetes: not ready"]
     await named(cluster.api)
     await until(lambda: follower.missed == 0)
     assert cluster.schedulable == 1, "the operator has not said so"
-    told = (await cluster.client.delete(drain)).json()
-    assert (told["lifecycle"], cluster.schedulable) == ("schedulable", 2)
+    answer = (await cluster.client.delete(drain)).json()
+    assert (answer["lifecycle"], cluster.schedulable) == ("schedulable", 2)
     await of_pod(ready=False)(cluster.api)
     await until(lambda: follower.missed == 1)
-    told = (await cluster.client.delete(drain)).json()
-    assert (told["lifecycle"], told["drains"]) == ("draining", False)
-    assert not told["safe_to_terminate"], "it may be ready again"
+    answer = (await cluster.client.delete(drain)).json()
+    assert (answer["lifecycle"], answer["drains"]) == ("draining", False)
+    assert not answer["safe_to_terminate"], "it may be ready again"
     assert cluster.schedulable == 1
     await cluster.client.post(drain, json={})
-    told = (await cluster.client.delete(drain)).json()
-    assert told["lifecycle"] == "draining"
+    answer = (await cluster.client.delete(drain)).json()
+    assert answer["lifecycle"] == "draining"
 
 
 @within(in_cluster)
@@ -308,7 +308,7 @@ async def test_the_engine_that_stays_connected_is_the_same_after_any_flap(cluste
         streams = cluster.service.core.membership.streams()
         (stream,) = [one for one in streams if one.rank.worker_id == worker_id]
         link = cluster.service.sources.link
-        await until(lambda: (told := link(stream)) is not None and told.is_connected)
+        await until(lambda: (state := link(stream)) is not None and state.is_connected)
         await cluster.api.delete(PODS, "engine")
         await until(lambda: cluster.schedulable == 2)
         cluster.now = 100.0

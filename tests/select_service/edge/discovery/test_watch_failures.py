@@ -222,12 +222,12 @@ def test_a_connection_that_brings_something_is_made_again_soon(
     assert max(pauses(source, look, monkeypatch, 9)) <= sources.BACKOFF_S
 
 
-@pytest.mark.parametrize(("told", "least", "most"), [(7.0, 7.0, 7.0), (1e6, 60.0, 60.0)])
+@pytest.mark.parametrize(("details", "least", "most"), [(7.0, 7.0, 7.0), (1e6, 60.0, 60.0)])
 def test_who_asks_to_be_left_alone_is(
-    told: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+    details: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look() -> None:
-        raise SourceFailed("status", "429", retry_after_s=told)
+        raise SourceFailed("status", "429", retry_after_s=details)
 
     (pause,) = pauses(DiscoverySource("s"), look, monkeypatch, 1)
     assert least <= pause <= most
@@ -250,8 +250,8 @@ async def test_retry_after_is_read_from_the_header_and_from_the_body(
             raise
 
     await api.break_watches()
-    told: dict[str, Any] = {"details": {"retryAfterSeconds": 4}}
-    for header, body in (("3", {}), (None, told), ("soon", {})):
+    details: dict[str, Any] = {"details": {"retryAfterSeconds": 4}}
+    for header, body in (("3", {}), (None, details), ("soon", {})):
         api.retry_after = header
         api.watches_fail_with = 503, status(503, "ServiceUnavailable", **body)
         with pytest.raises(SourceFailed):

@@ -157,11 +157,11 @@ def test_members_that_no_worker_has_are_named_once(
         text = form % f'{{"worker_id": 1, "endpoint": "{endpoint}", "max_num_seq": 8}}'
         path.write_text(text)
         assert look(source) == {1}
-    (told,) = caplog.messages
+    (line,) = caplog.messages
     path.write_bytes(b'[{"worker_id": 1, "\xff": 1}]')
     with pytest.raises(SourceFailed, match="utf-8"):
         look(source)
-    assert told.endswith("unknown members of workers are ignored: 'max_num_seq'")
+    assert line.endswith("unknown members of workers are ignored: 'max_num_seq'")
     path.write_text(text_of(1))
     assert look(source) == {1}
     path.write_text(text_of(1).replace("endpoint", "endpoimt"))

@@ -111,7 +111,7 @@ async def say(stream: Any, message: Any) -> None:
     await stream.write(message.SerializeToString())
 
 
-async def hear(stream: Any) -> Any:
+async def receive(stream: Any) -> Any:
     data = await stream.read()
     assert data is not grpc.aio.EOF, "no answer"
     return ProcessingResponse.FromString(data)
@@ -162,7 +162,7 @@ async def requested(
 async def placed(at: Gateway, prompt: object, **fields: str) -> tuple[Any, str]:
     """Send a request and return its stream, and the endpoint it got."""
     stream = await requested(at, prompt, **fields)
-    head, passed = await hear(stream), await hear(stream)
+    head, passed = await receive(stream), await receive(stream)
     assert passed.WhichOneof("response") == "request_body"
     return stream, endpoint_in(head)
 
@@ -174,15 +174,15 @@ def endpoint_in(answer: Any) -> str:
         one.header.key: one.header.raw_value.decode()
         for one in part.response.header_mutation.set_headers
     }
-    told = answer.dynamic_metadata["envoy.lb"][DESTINATION]
-    assert named[DESTINATION] == told
-    found: str = told
+    destination = answer.dynamic_metadata["envoy.lb"][DESTINATION]
+    assert named[DESTINATION] == destination
+    found: str = destination
     return found
 
 
 async def refused(stream: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
     """The refusal that comes: its status, headers and body; the stream ends with it."""
-    answer = await hear(stream)
+    answer = await receive(stream)
     assert answer.WhichOneof("response") == "immediate_response"
     response = answer.immediate_response
     named = {one.header.key: one.header.raw_value.decode() for one in response.headers.set_headers}

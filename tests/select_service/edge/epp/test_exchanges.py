@@ -11,7 +11,7 @@ import pytest
 
 from select_service.edge.epp.messages import ProcessingResponse
 from select_service.types import ReservationRequest
-from tests.select_service.edge.epp.gateway import Gateway, hear, played, refused
+from tests.select_service.edge.epp.gateway import Gateway, played, receive, refused
 
 GOLDEN = json.loads(
     (Path(__file__).parents[4] / "tests/golden/epp/exchanges.json").read_text("utf-8")
@@ -47,7 +47,7 @@ async def test_an_exchange_goes_as_recorded(at: Gateway, *, name: str) -> None:
     for sent, gets in GOLDEN["exchanges"][name]:
         await stream.write(base64.b64decode(sent))
         for expected in gets:
-            answer = await hear(stream)
+            answer = await receive(stream)
             assert answer == ProcessingResponse.FromString(base64.b64decode(expected))
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
@@ -67,7 +67,7 @@ async def test_a_refusal_is_an_immediate_response(at: Gateway, *, name: str) -> 
     head, *rest = sends
     await stream.write(base64.b64decode(head))
     if "buffered" in name:
-        assert (await hear(stream)).WhichOneof("response") == "request_headers"
+        assert (await receive(stream)).WhichOneof("response") == "request_headers"
     for sent in rest:
         await stream.write(base64.b64decode(sent))
     found, named, body = await refused(stream)

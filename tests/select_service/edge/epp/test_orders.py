@@ -84,7 +84,7 @@ def test_any_order_leaves_nothing(
                     one.protocol_config.request_body_mode = modes[0]
                     one.protocol_config.response_body_mode = modes[1]
                 one.observability_mode = looks_on
-                answers = await stream.hear(one)
+                answers = await stream.receive(one)
                 assert not (looks_on and answers)
                 kinds = [answer.WhichOneof("response") for answer in answers]
                 assert kinds == sorted(kinds, key=KINDS.index)

@@ -24,9 +24,9 @@ from tests.select_service.edge.epp.gateway import (
     endpoint_in,
     gateway,
     headers,
-    hear,
     placed,
     played,
+    receive,
     requested,
     say,
 )
@@ -112,7 +112,7 @@ async def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: 
             assert await stream.code() is code
         for name, endpoint in (("gateway", "10.0.0.1:8000"), ("team", "10.0.0.2:8000")):
             stream = await requested(at, PROMPT, *tokens.header(name).items())
-            assert endpoint_in(await hear(stream)) == endpoint
+            assert endpoint_in(await receive(stream)) == endpoint
             stream.cancel()
 
 
@@ -125,7 +125,7 @@ async def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
             stream = channel.stream_stream(PROCESS)(timeout=PATIENCE_S)
             await say(stream, headers())
             await say(stream, body(PROMPT))
-            assert endpoint_in(await hear(stream)) == "10.0.0.1:8000"
+            assert endpoint_in(await receive(stream)) == "10.0.0.1:8000"
             stream.cancel()
             await until(lambda: not at.driver.awaited)
 
@@ -172,7 +172,7 @@ def test_a_process_serves_gateways_and_ends(tmp_path: Path) -> None:
                 stream = channel.stream_stream(PROCESS)(timeout=PATIENCE_S)
                 await say(stream, headers())
                 await say(stream, body(PROMPT))
-                assert endpoint_in(await hear(stream)) == "10.0.0.1:8000"
+                assert endpoint_in(await receive(stream)) == "10.0.0.1:8000"
                 metrics = await asyncio.to_thread(server.request, "GET", "/metrics")
                 assert b"select_service_epp_streams 1.0" in metrics.raw
                 assert server.process is not None

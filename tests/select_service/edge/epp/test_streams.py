@@ -11,9 +11,9 @@ from tests.select_service.edge.epp.gateway import (
     body,
     endpoint_in,
     headers,
-    hear,
     placed,
     played,
+    receive,
     refused,
     requested,
     response_headers,
@@ -33,14 +33,14 @@ async def test_the_first_bytes_end_the_prefill_and_the_end_frees(at: Gateway) ->
     assert at.driver.awaited == 1
     assert at.loads() == {1: (len(TOKENS), 1)}
     await say(stream, response_headers(endpoint))
-    assert (await hear(stream)).WhichOneof("response") == "response_headers"
+    assert (await receive(stream)).WhichOneof("response") == "response_headers"
     assert at.loads() == {1: (len(TOKENS), 1)}
     await say(stream, body(b"data", end=False, kind="response_body"))
-    await hear(stream)
+    await receive(stream)
     assert at.loads() == {1: (0, 1)}
     assert at.driver.awaited == 1
     await say(stream, body(b"", kind="response_body"))
-    await hear(stream)
+    await receive(stream)
     assert at.driver.awaited == 0
     await stream.done_writing()
     await at.settled()
@@ -56,10 +56,10 @@ async def test_a_stream_that_breaks_frees(at: Gateway, *, after: str, how: str) 
     stream, endpoint = await placed(at, PROMPT)
     if after != "choice":
         await say(stream, response_headers(endpoint))
-        await hear(stream)
+        await receive(stream)
     if after == "body":
         await say(stream, body(b"data", end=False, kind="response_body"))
-        await hear(stream)
+        await receive(stream)
     assert at.driver.awaited == 1
     if how == "cancel":
         stream.cancel()
@@ -92,7 +92,7 @@ async def test_a_request_that_waits_is_placed_when_one_ends(at: Gateway) -> None
     await until(lambda: at.driver.waiting == 1)
     assert at.driver.awaited == 2
     first.cancel()
-    assert endpoint_in(await hear(second)) == "10.0.0.1:8000"
+    assert endpoint_in(await receive(second)) == "10.0.0.1:8000"
     second.cancel()
 
 
@@ -131,7 +131,7 @@ async def test_a_body_that_is_too_long_is_413(at: Gateway, *, mode: int) -> None
     stream = at.stream()
     await say(stream, headers(request_mode=mode))
     if mode == 2:
-        await hear(stream)
+        await receive(stream)
         await say(stream, body(b" " * 1025))
     else:
         for _ in range(2):
@@ -146,7 +146,7 @@ async def test_a_message_beyond_all_bounds_ends_its_stream_alone(at: Gateway) ->
     at.add_worker()
     stream = at.stream()
     await say(stream, headers(request_mode=2))
-    await hear(stream)
+    await receive(stream)
     await say(stream, body(b" " * (2 << 20)))
     assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     other, _ = await placed(at, PROMPT)
@@ -166,7 +166,7 @@ async def test_bodies_of_all_streams_are_bounded_together(at: Gateway) -> None:
     assert status == 429
     assert "retry-after" in named
     await say(first, body(b'{"model": "m", "prompt": [1, 2, 3]}'))
-    assert endpoint_in(await hear(first)) == "10.0.0.1:8000"
+    assert endpoint_in(await receive(first)) == "10.0.0.1:8000"
     first.cancel()
 
 
@@ -190,11 +190,11 @@ async def test_a_request_that_another_worker_served_moves(at: Gateway) -> None:
     stream, endpoint = await placed(at, PROMPT)
     at.add_worker(2)
     await say(stream, response_headers("10.0.0.2:8000"))
-    await hear(stream)
+    await receive(stream)
     loads = {name: requests for name, (_, requests) in at.loads().items()}
     assert (endpoint, loads) == ("10.0.0.1:8000", {1: 0, 2: 1})
     await say(stream, body(b"", kind="response_body"))
-    await hear(stream)
+    await receive(stream)
     assert at.driver.awaited == 0
     await stream.done_writing()
     await at.settled()
@@ -206,7 +206,7 @@ async def test_an_unknown_server_moves_nothing(at: Gateway) -> None:
     at.add_worker(1)
     stream, _ = await placed(at, PROMPT)
     await say(stream, response_headers("10.9.9.9:1"))
-    await hear(stream)
+    await receive(stream)
     assert at.driver.awaited == 1
     assert at.traffic.served["unknown"] == 1
     stream.cancel()
@@ -220,11 +220,11 @@ async def test_a_long_response_keeps_its_reservation(
     at.add_worker()
     stream, endpoint = await placed(at, PROMPT)
     await say(stream, response_headers(endpoint))
-    await hear(stream)
+    await receive(stream)
     seen = []
     for _ in range(3):
         await say(stream, body(b"data", end=False, kind="response_body"))
-        await hear(stream)
+        await receive(stream)
         seen.append(at.reservation.touched)
     assert seen == sorted(set(seen))
     stream.cancel()
@@ -237,10 +237,10 @@ async def test_what_ended_elsewhere_is_counted(at: Gateway) -> None:
     at.driver.delete_worker(1)
     await until(lambda: not at.driver.awaited)
     await say(stream, response_headers(endpoint))
-    await hear(stream)
+    await receive(stream)
     for _ in range(2):
         await say(stream, body(b"data", end=False, kind="response_body"))
-        await hear(stream)
+        await receive(stream)
     assert at.traffic.lost == 1
     stream.cancel()
 

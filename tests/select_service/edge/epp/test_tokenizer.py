@@ -16,7 +16,14 @@ from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.tokenization.engine_tokenizer import PAUSE_S, EngineTokenizer
 from select_service.types.router_config import PickerLimits
 from tests.coroutines import run_by
-from tests.select_service.edge.epp.gateway import Gateway, endpoint_in, gateway, headers, hear, say
+from tests.select_service.edge.epp.gateway import (
+    Gateway,
+    endpoint_in,
+    gateway,
+    headers,
+    receive,
+    say,
+)
 from tests.select_service.edge.epp.gateway import body as body_of
 from tests.select_service.edge.serving import HOST
 from tests.wait import PATIENCE_S, run, until
@@ -45,8 +52,8 @@ class Engine:
                 if self.is_silent:
                     await reader.read()
                     break
-                told = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n"
-                writer.write(told % (self.status, len(self.answer)) + self.answer)
+                status_line = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n"
+                writer.write(status_line % (self.status, len(self.answer)) + self.answer)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -223,7 +230,7 @@ async def chosen(at: Gateway, prompt: object) -> str:
         stream = at.stream()
         await say(stream, headers())
         await say(stream, body_of(prompt))
-        found = endpoint_in(await hear(stream))
+        found = endpoint_in(await receive(stream))
         stream.cancel()
         if at.traffic.prompts["tokenized"]:
             break

@@ -123,7 +123,7 @@ class FakeClient(asyncio.Transport):
         """Nobody reads it."""
 
     def leave(self, why: Exception | None = None) -> None:
-        """Break, as asyncio tells of it: what is in the buffer is lost."""
+        """Break, as asyncio reports it: what is in the buffer is lost."""
         self.is_closed, self.buffer = True, b""
         self.connection.connection_lost(why)
 

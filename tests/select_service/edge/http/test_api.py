@@ -257,10 +257,10 @@ async def test_a_worker_is_drained_and_put_back(client: httpx.AsyncClient, servi
     assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
     idle = (await client.get("/workers/1/drain")).json()
     assert (idle["lifecycle"], idle["drains"]) == ("schedulable", False)
-    told = await client.post("/workers/1/drain")  # no body, and none is needed
-    assert (told.status_code, "reason" in told.json()) == (200, False)
-    told = await client.post("/workers/1/drain", json={"reason": "new image"})
-    assert told.json() == {
+    answer = await client.post("/workers/1/drain")  # no body, and none is needed
+    assert (answer.status_code, "reason" in answer.json()) == (200, False)
+    answer = await client.post("/workers/1/drain", json={"reason": "new image"})
+    assert answer.json() == {
         "worker_id": 1,
         "model_name": "default",
         "tenant_id": "default",

@@ -63,7 +63,7 @@ def frames_of(call: Callable[[], object]) -> list[tuple[str, str]]:
 async def _frames_of_one_request() -> list[tuple[str, str]]:
     """Return the frames of one plain POST /select_and_reserve whose head is known already.
 
-    An engine has told of a block: before the first event, prompts are remembered in case it has no
+    An engine has sent a block: before the first event, prompts are remembered in case it has no
     full attention.
     """
     rig = await rig_of(ROW)

@@ -243,7 +243,7 @@ async def settle(lane: HttpConnection) -> None:
             return
 
 
-async def told(server: Server, stream: Stream) -> bytes:
+async def answer_to(server: Server, stream: Stream) -> bytes:
     """All that one connection is answered, without what differs from one run to the next."""
     protocol: Any = server.config.http_protocol_class
     lane: HttpConnection = protocol(
@@ -263,7 +263,7 @@ async def told(server: Server, stream: Stream) -> bytes:
     await settle(lane)
     ids = re.sub(rb'"(selection|reservation)_id":"[^"]*"', b"ID", wire.said)
     timeless = re.sub(rb'"expires_in_s":[0-9.]+', b"TIME", ids)
-    # which is told with more digits or fewer
+    # which is written with more digits or fewer
     return re.sub(rb"content-length: [0-9]+(\r\n\r\n[^\r]*TIME)", rb"content-length: N\1", timeless)
 
 
@@ -281,7 +281,7 @@ async def answers(streams: list[Stream], **chosen: Any) -> Outcome:
         with ListeningSockets.bound((options.host, 0), None, 0) as entrances:
             server = Server(options, *create_application(service, options), entrances)
             server.config.load()
-            said = [await told(server, stream) for stream in streams]
+            said = [await answer_to(server, stream) for stream in streams]
             traffic = server._application._traffic
             assert traffic.crashes == 0
             assert not server.server_state.tasks

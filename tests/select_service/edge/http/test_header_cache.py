@@ -33,7 +33,7 @@ _line = st.builds(
 @given(st.lists(_line, max_size=6))
 @example([b"host: s", b"a: b", b"content-length: 3"])
 def test_what_is_kept_are_lines_as_they_came(lines: list[bytes]) -> None:
-    """Against splitting them: lines with breaks inside are none of ours to tell apart."""
+    """Against splitting them: lines with breaks inside are none of ours to distinguish."""
     kept, _ = HeaderCache(KEPT).read(b"".join(b"\r\n" + line for line in lines))
     if any(b"\r" in line or b"\n" in line for line in lines):
         return

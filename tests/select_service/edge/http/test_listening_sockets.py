@@ -125,8 +125,11 @@ def test_both_or_none(path: str) -> None:
         ) as all_three:
             assert all_three.port == other
             assert all_three.replica_port not in {0, other}
-            told = all_three.describe()
-            assert (told["side_host"], told["side_port"]) == ("127.0.0.1", all_three.replica_port)
+            addresses = all_three.describe()
+            assert (addresses["side_host"], addresses["side_port"]) == (
+                "127.0.0.1",
+                all_three.replica_port,
+            )
 
 
 # -- served ------------------------------------------------------------------------------------

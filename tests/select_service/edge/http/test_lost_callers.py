@@ -119,11 +119,11 @@ async def test_what_a_tenants_own_token_has_booked_is_withdrawn(
             service.select_and_reserve_now(convert(first, SelectAndReserveRequest))
         client = socket.create_connection((HOST, port))
         await until(lambda: server.server_state.connections)
-        told: Any = {**body, "tenant_id": "acme"}
-        if "requests" in told:
-            told["requests"] = [{**one, "tenant_id": "acme"} for one in told["requests"]]
-            del told["tenant_id"]
-        client.sendall(request(path, told, "POST", file.line("ours")))
+        asked: Any = {**body, "tenant_id": "acme"}
+        if "requests" in asked:
+            asked["requests"] = [{**one, "tenant_id": "acme"} for one in asked["requests"]]
+            del asked["tenant_id"]
+        client.sendall(request(path, asked, "POST", file.line("ours")))
         if waits:
             await until(lambda: service.waiting == 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -195,9 +195,9 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(
 
 def _read(client: socket.socket) -> None:
     """Read an answer to its end."""
-    told = b""
-    while not told.endswith(b"}"):
-        told += client.recv(1 << 16)
+    received = b""
+    while not received.endswith(b"}"):
+        received += client.recv(1 << 16)
 
 
 def _reserve(name: str) -> Any:

@@ -69,15 +69,15 @@ async def test_what_is_made_in_turns_is_what_was_made_at_once(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     fill(service)
-    for path, told in (
+    for path, expected in (
         ("/loads", service.loads()),
         ("/admission", await service.admission()),
         ("/busy_threshold", await service.busy_thresholds()),
     ):
-        assert (await client.get(path)).json() == json.loads(msgspec.json.encode(told))
+        assert (await client.get(path)).json() == json.loads(msgspec.json.encode(expected))
         packed = {"accept": "application/msgpack"}
         content = (await client.get(path, headers=packed)).content
-        assert msgspec.msgpack.decode(content) == msgspec.to_builtins(told)
+        assert msgspec.msgpack.decode(content) == msgspec.to_builtins(expected)
     dump: dict[str, Any] = (await client.get("/dump")).json()
     assert [*dump] == [f"model-{number}:default" for number in range(MODELS)]
     assert [len(one["events"]) for one in dump.values()] == [1] * MODELS
@@ -98,5 +98,5 @@ async def test_a_model_that_goes_meanwhile_is_left_out(
         service.delete_worker(number)
     while len(service.core.partitions) > 30:
         service.core.tick(1e9)
-    told = (await answer).json()
-    assert len(told) == 30
+    body = (await answer).json()
+    assert len(body) == 30

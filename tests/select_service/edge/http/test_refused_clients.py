@@ -1,4 +1,4 @@
-"""A client that is refused hears why, and is cut off if it goes on."""
+"""A client that is refused learns why, and is cut off if it goes on."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ RANK = WorkerRank(1, 0)
 
 
 def fill(service: Driver) -> None:
-    """Have much to tell."""
+    """Have much to write."""
     add_worker(service)
     index = service.core.registry.index(Scope("default", "default"))
     assert index is not None
@@ -164,7 +164,7 @@ async def test_http_1_0_is_sent_a_stream_as_it_reads(
 
 
 def add_many_workers(service: Driver) -> None:
-    """Have eight megabytes of workers to tell of: the system takes in four for a client."""
+    """Have eight megabytes of workers to write: the system takes in four for a client."""
     for number in range(40):
         add_worker(service, number, taints=["x" * 200_000])
 

@@ -189,15 +189,15 @@ async def test_the_record_of_the_decision_and_a_counter_tell_of_it(one: Rig) -> 
     lost.ask("/select_and_reserve", BOOK)
     lost.leave()
     await one.settled()
-    told = {}
+    counts = {}
     for name in ("kept", "mine"):
         reader.sent = b""
         reader.ask(f"/decisions/{name}", None, "GET")
         await until(lambda: reader.sent.endswith(b"}"), pause_s=0)
-        told[name] = json.loads(reader.sent.partition(b"\r\n\r\n")[2])
-    assert told["mine"]["withdrawn"] is True
-    assert told["mine"]["outcome"] == "placed"
-    assert "withdrawn" not in told["kept"]
+        counts[name] = json.loads(reader.sent.partition(b"\r\n\r\n")[2])
+    assert counts["mine"]["withdrawn"] is True
+    assert counts["mine"]["outcome"] == "placed"
+    assert "withdrawn" not in counts["kept"]
     reader.sent = b""
     reader.ask("/metrics", None, "GET")
     await until(lambda: b"reservation_events_total" in reader.sent)
@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_some_turns_of_the_loop_later_is_answered_or_
 async def test_a_client_of_whose_end_only_the_transport_knows_has_booked_nothing(
     one: Rig, client: FakeClient
 ) -> None:
-    """Half-closed: asyncio closes the transport at once, and tells the protocol a turn later."""
+    """Half-closed: asyncio closes the transport at once, and calls the protocol a turn later."""
     client.connection.eof_received()
     client.close()
     one.service.free("first")

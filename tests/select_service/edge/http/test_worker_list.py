@@ -35,8 +35,8 @@ async def test_many_are_told_as_few_are(
     people(service)
     model = "m1" if "m1" in path else None
     expected = msgspec.to_builtins(service.workers(model))
-    told = (await client.get(path)).json()
-    assert (told["workers"] if path == "/ready" else told) == expected
+    answer = (await client.get(path)).json()
+    assert (answer["workers"] if path == "/ready" else answer) == expected
     packed = msgspec.msgpack.decode((await client.get(path, headers=MSGPACK)).content)
     assert (packed["workers"] if path == "/ready" else packed) == expected
     if path == "/ready":
@@ -45,7 +45,7 @@ async def test_many_are_told_as_few_are(
         verbose = (await client.get("/ready?verbose=true")).json()
         assert verbose["workers"] == expected
         assert verbose["ready"]
-        assert verbose["schedulable_workers"] == told["schedulable_workers"] == MANY
+        assert verbose["schedulable_workers"] == answer["schedulable_workers"] == MANY
 
 
 @pytest.mark.parametrize("path", ["/workers", "/ready", "/ready?verbose=true"])
@@ -72,5 +72,5 @@ async def test_who_goes_or_moves_meanwhile_is_told_of_no_more(
         await asyncio.sleep(0)
     service.delete_worker(MANY - 1)
     add_worker(service, MANY - 3, model_name="m0")
-    told = [one["worker_id"] for one in (await asking).json()]
-    assert told == list(range(1, MANY - 3, 2))
+    ids = [one["worker_id"] for one in (await asking).json()]
+    assert ids == list(range(1, MANY - 3, 2))

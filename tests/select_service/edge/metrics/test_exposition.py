@@ -348,7 +348,7 @@ async def test_replica_events(client: httpx.AsyncClient, service: Driver) -> Non
 
 
 async def test_a_replica_that_was_never_heard_has_an_age() -> None:
-    """An alert on the age of what was heard has to fire where nothing ever was."""
+    """An alert on the age of what was received has to fire where nothing ever was."""
     peer = f"tcp://127.0.0.1:{free_port()}"
     async with app_client(replica_sync_port=free_port()) as (client, service):
         assert service.replicas is not None

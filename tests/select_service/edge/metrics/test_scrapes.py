@@ -52,7 +52,7 @@ def test_a_text_is_what_prometheus_client_writes() -> None:
 
 
 class Said(Collector):
-    """Says what it is told to."""
+    """Says what it is given."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -110,7 +110,7 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     service = create_driver(replace(SETTINGS, max_inflight_default=10))
     for number in range(1, 21):
         add_worker(service, number)
-    told: dict[str, float] = {}
+    shown: dict[str, float] = {}
     tables = admission_tables(service, SETTINGS, ScopeGroups(service.core, 10))
     (by_rank,) = (
         table
@@ -118,7 +118,7 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
         if any(step is not None and step.name.endswith("rank_busy") for step in table.collect())
     )
     steps = by_rank.collect()
-    assert next(steps) is None, "the last few are told in a turn to come"
+    assert next(steps) is None, "the last few are written in a turn to come"
     for number in (19, 20):
         service.delete_worker(number)
     for number in (20, 19):  # each where the other was
@@ -126,8 +126,8 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     service.reserve(ReservationRequest(reservation_id="r", worker_id=20, **PROMPT))
     for family in steps:
         if family is not None and family.name.endswith("active_decode_blocks"):
-            told = {one.labels["worker_id"]: one.value for one in family.samples}
-    assert told == {str(number): 2.0 * (number == 20) for number in range(1, 21)}
+            shown = {one.labels["worker_id"]: one.value for one in family.samples}
+    assert shown == {str(number): 2.0 * (number == 20) for number in range(1, 21)}
 
 
 async def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPatch) -> None:

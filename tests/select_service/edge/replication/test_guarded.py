@@ -96,7 +96,7 @@ async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
         check = publisher.key_check
         assert check.accepted == 1
 
-        # nobody else hears a word
+        # nobody else receives anything
         assert one.credentials is not None
         assert one.credentials.keys is not None
         with zmq.Context() as context, context.socket(zmq.SUB) as spy:
@@ -113,14 +113,14 @@ async def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
         one.free(SECRET_ID)
         await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is None)
 
-        # a key that is taken out hears no more, on the connection it has
+        # a key that is taken out receives no more, on the connection it has
         keys.write_text(stranger.public + "\n")
         assert one.security is not None
         refused = check.refused
         one.security.prepare()()
         await until(lambda: publisher.key_check.refused > refused)
         book(one, "unheard")
-        # and one that is put in again hears what it has missed
+        # and one that is put in again receives what it has missed
         keys.write_text(two_key.public + "\n")
         one.security.prepare()()
         await until(lambda: two.core.lifecycle.bookings.live("unheard") is not None)
@@ -235,11 +235,11 @@ async def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_pat
         one.register_peer(endpoint)
         assert one.security is not None
         assert one.replicas is not None
-        heard = one.replicas.subscriptions
-        # its key was another than we had been told
+        subscriptions = one.replicas.subscriptions
+        # its key was another than we expected
         (tmp_path / "replicas").write_text(f"{other.public} {endpoint}\n")
         one.security.prepare()()
-        await until(lambda: dict(heard.states())[endpoint] is Link.CONNECTED)
+        await until(lambda: dict(subscriptions.states())[endpoint] is Link.CONNECTED)
         assert one.replicas.peers() == [endpoint]
         # a connection is no subscription yet, and what is missed here cannot be fetched
         await until(lambda: one.core.replicas.counters.received > 0)
@@ -247,12 +247,12 @@ async def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_pat
         await until(lambda: one.core.lifecycle.bookings.live("heard") is not None)
         # what is in the list as it was, stays connected
         one.security.prepare()()
-        assert dict(heard.states())[endpoint] is Link.CONNECTED
+        assert dict(subscriptions.states())[endpoint] is Link.CONNECTED
         # a thief has it: whatever comes from there is not believed any more
         (tmp_path / "replicas").write_text("")
         one.security.prepare()()
         publisher: Any = two.replicas.publisher if two.replicas else None
-        await until(lambda: dict(heard.states())[endpoint] is Link.BROKEN)
+        await until(lambda: dict(subscriptions.states())[endpoint] is Link.BROKEN)
         book(two, "forged")
         sent = publisher.sent
         await until(lambda: publisher.sent > sent)
@@ -297,7 +297,7 @@ async def test_the_references_words_count_for_nothing_where_keys_are_asked_for(
         }
         assert service.replicas is not None
         forged = msgspec.msgpack.encode(envelope | {"event": event})
-        service.replicas._hear("tcp://evil:1", [TOPIC, forged])
+        service.replicas._receive("tcp://evil:1", [TOPIC, forged])
         assert service.core.lifecycle.bookings.live(SECRET_ID) is not None
         assert service.replicas.foreign_refused == 1
         assert service.replicas.malformed == 0

@@ -40,8 +40,8 @@ def knows_one(service: Driver) -> bool:
     return sum(not one.gone for one in views) == 1
 
 
-async def report(client: httpx.AsyncClient, **told: Any) -> None:
-    answer = await client.post("/workers/1/metrics", json={"ranks": [{"dp_rank": 0, **told}]})
+async def report(client: httpx.AsyncClient, **reported: Any) -> None:
+    answer = await client.post("/workers/1/metrics", json={"ranks": [{"dp_rank": 0, **reported}]})
     assert answer.json() == {"accepted": [0], "dropped": []}
 
 
@@ -51,8 +51,8 @@ async def select(client: httpx.AsyncClient) -> int:
 
 
 def used(service: Driver) -> float | None:
-    told = service.core.admission_controller.reports.by_worker.get(1, {}).get(0)
-    return None if told is None else told.metrics.kv_used_blocks
+    reported = service.core.admission_controller.reports.by_worker.get(1, {}).get(0)
+    return None if reported is None else reported.metrics.kv_used_blocks
 
 
 async def test_a_report_to_one_replica_counts_at_both_and_may_move() -> None:
@@ -78,7 +78,7 @@ async def test_reports_that_moved_leave_no_replica_with_what_it_heard_first() ->
 
 @pytest.mark.parametrize("is_ended", [False, True])
 async def test_what_an_engine_found_is_compared_where_it_was_predicted(*, is_ended: bool) -> None:
-    """As behind a load balancer: whichever replica is told, also after the end."""
+    """As behind a load balancer: whichever replica receives it, also after the end."""
     async with two_replicas() as (clients, services):
         here, there = (one.core for one in services)
         body = {**PROMPT, "reservation_id": "r"}

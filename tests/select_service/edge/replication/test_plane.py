@@ -205,7 +205,7 @@ def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
             add_worker(service)
             plane = service.replica_plane()
             for frames in messages:
-                plane._hear(PEER, frames)
+                plane._receive(PEER, frames)
             for _ in range(5):
                 plane.carry_out(service.core.replica_operations.tick(1e9)[1])
             service.core.check()
@@ -222,8 +222,8 @@ def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
 async def test_what_is_no_message_is_counted(frames: list[bytes]) -> None:
     async with app_client(replica_sync_port=free_port()) as (_, service):
         plane = service.replica_plane()
-        plane._hear(PEER, frames)
-        assert (plane.malformed, plane.heard) == (1, 0)
+        plane._receive(PEER, frames)
+        assert (plane.malformed, plane.received) == (1, 0)
         await asyncio.sleep(0)
 
 
@@ -235,21 +235,21 @@ async def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
         right = with_checksum(msgspec.msgpack.encode(BEAT))
         wrong = right.replace(b"digest\x00", b"digest\x01")
         for _ in range(3):
-            plane._hear(PEER, [OWN_TOPIC, wrong])
-        assert (plane.garbled, plane.malformed, plane.heard) == (3, 0, 0)
+            plane._receive(PEER, [OWN_TOPIC, wrong])
+        assert (plane.garbled, plane.malformed, plane.received) == (3, 0, 0)
         assert service.replica_status() == []
-        plane._hear(PEER, [OWN_TOPIC, right])
+        plane._receive(PEER, [OWN_TOPIC, right])
         (row,) = service.replica_status()
         assert row.router_id == BEAT["router_id"]
-        plane._hear(PEER, [OWN_TOPIC, msgspec.msgpack.encode(BEAT | {"number": 2})])
+        plane._receive(PEER, [OWN_TOPIC, msgspec.msgpack.encode(BEAT | {"number": 2})])
         text = (await client.get("/metrics")).text
         assert 'replica_refused_total{reason="garbled"} 4.0' in text
         clock = plane._clock
         plane._clock = lambda: clock() + 61.0
-        plane._hear(PEER, [OWN_TOPIC, wrong])
+        plane._receive(PEER, [OWN_TOPIC, wrong])
     first, second = (one.getMessage() for one in caplog.records if "garbled" in one.getMessage())
-    assert f"of replica {PEER} came garbled and was dropped (1 since last told)" in first
-    assert "(3 since last told)" in second
+    assert f"of replica {PEER} came garbled and was dropped (1 since the last line)" in first
+    assert "(3 since the last line)" in second
 
 
 async def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def checked(*parts: SnapshotPart, plain: int | None = None) -> bytes:
 
 
 class Reader:
-    """What the core would have been told."""
+    """What the core would have received."""
 
     def __init__(self, *, knows_it: bool = True) -> None:
         self.knows_it = knows_it
@@ -260,7 +260,7 @@ async def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_h
         now += PERIOD_S
         await fail("tcp://a:1", 1)
         assert len(said) == 2 * LINES_MAX + 1
-        assert f"({20 - LINES_MAX} more since last told)" in said[-1]
+        assert f"({20 - LINES_MAX} more since the last line)" in said[-1]
 
 
 async def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ async def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, None))
     assert client.outcomes["left_out"] == 1
-    assert reader.ended == [False], "the core is told, and may ask again"
+    assert reader.ended == [False], "the core knows, and may ask again"
 
 
 def test_where_a_snapshot_is() -> None:

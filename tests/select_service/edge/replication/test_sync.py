@@ -30,21 +30,21 @@ NAMES = {
     "metadata": ["169.254.169.254"],
     "several": ["127.0.0.2", "127.0.0.1", "127.0.0.3"],
 }
-Heard = list[tuple[str, list[bytes]]]
+Received = list[tuple[str, list[bytes]]]
 
 
 @contextlib.asynccontextmanager
-async def listener(**limits: int) -> AsyncIterator[tuple[Subscriptions, Heard]]:
-    heard: Heard = []
+async def listener(**limits: int) -> AsyncIterator[tuple[Subscriptions, Received]]:
+    received: Received = []
     subscriptions = Subscriptions(
         TOPICS,
-        lambda peer, frames: heard.append((peer, frames)),
+        lambda peer, frames: received.append((peer, frames)),
         ReplicaLimits(**limits),
         time.monotonic,
         Addresses(EgressSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
     )
     try:
-        yield subscriptions, heard
+        yield subscriptions, received
     finally:
         subscriptions.close()
 
@@ -53,7 +53,7 @@ async def listener(**limits: int) -> AsyncIterator[tuple[Subscriptions, Heard]]:
 async def publisher(
     port: int = 0, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[zmq.Socket[bytes], str]]:
-    """A socket that tells of its subscribers, and its endpoint."""
+    """A socket that reports its subscribers, and its endpoint."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sock = context.socket(zmq.XPUB)
     sock.setsockopt(zmq.LINGER, 0)
@@ -76,7 +76,7 @@ async def subscribed(sock: zmq.Socket[bytes], topics: int = len(TOPICS)) -> None
 async def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_sync, "TURN_S", 0.0)  # every turn ends after one message
     async with (
-        listener() as (subscriptions, heard),
+        listener() as (subscriptions, received),
         publisher() as (loud, one),
         publisher() as (quiet, two),
     ):
@@ -88,16 +88,18 @@ async def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -
             loud.send_multipart([b"one", b"noise"])
         quiet.send_multipart([b"one", b"word"])
         turns: list[int] = []
-        while len(heard) < 2001:
-            turns.append(len(heard))
+        while len(received) < 2001:
+            turns.append(len(received))
             await asyncio.sleep(0)
         steps = [after - before for before, after in itertools.pairwise(turns)]
         assert max(steps) <= 2, "one message per turn, and the loop in between"
-        assert heard.index((two, [b"one", b"word"])) < 2000, "the loud one does not go first"
+        assert received.index((two, [b"one", b"word"])) < 2000, "the loud one does not go first"
 
 
 @within(listener)
-async def test_a_removed_peer_is_not_heard(subscriptions: Subscriptions, heard: Heard) -> None:
+async def test_a_removed_peer_is_not_heard(
+    subscriptions: Subscriptions, received: Received
+) -> None:
     async with publisher() as (sock, endpoint), publisher() as (other, second):
         subscriptions.add(endpoint)
         subscriptions.add(second)
@@ -107,47 +109,47 @@ async def test_a_removed_peer_is_not_heard(subscriptions: Subscriptions, heard: 
         assert subscriptions.remove(endpoint)
         assert not subscriptions.remove(endpoint)
         other.send_multipart([b"one", b"y"])
-        await until(lambda: bool(heard))
-        assert heard == [(second, [b"one", b"y"])]
+        await until(lambda: bool(received))
+        assert received == [(second, [b"one", b"y"])]
         assert list(subscriptions) == [second]
 
 
 @within(listener)
 async def test_a_peer_may_remove_itself_while_it_speaks(
-    subscriptions: Subscriptions, heard: Heard
+    subscriptions: Subscriptions, received: Received
 ) -> None:
     async with publisher() as (sock, endpoint):
 
-        def hear(peer: str, frames: list[bytes]) -> None:
-            heard.append((peer, frames))
+        def on_message(peer: str, frames: list[bytes]) -> None:
+            received.append((peer, frames))
             subscriptions.remove(peer)
 
-        subscriptions._heard = hear
+        subscriptions._on_message = on_message
         subscriptions.add(endpoint)
         await subscribed(sock)
         for _ in range(3):
             sock.send_multipart([b"one", b"x"])
         await until(lambda: not len(subscriptions))
         await asyncio.sleep(0)
-        assert len(heard) == 1
+        assert len(received) == 1
 
 
 @within(listener)
-async def test_a_fault_costs_one_message(subscriptions: Subscriptions, heard: Heard) -> None:
+async def test_a_fault_costs_one_message(subscriptions: Subscriptions, received: Received) -> None:
     async with publisher() as (sock, endpoint):
 
-        def hear(peer: str, frames: list[bytes]) -> None:
-            heard.append((peer, frames))
-            if len(heard) == 1:
+        def on_message(peer: str, frames: list[bytes]) -> None:
+            received.append((peer, frames))
+            if len(received) == 1:
                 raise ZeroDivisionError
 
-        subscriptions._heard = hear
+        subscriptions._on_message = on_message
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         subscriptions.add(endpoint)
         await subscribed(sock)
         for _ in range(3):
             sock.send_multipart([b"one", b"x"])
-        await until(lambda: len(heard) == 3)
+        await until(lambda: len(received) == 3)
         assert subscriptions.faults == 1
 
 
@@ -156,7 +158,7 @@ async def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
 ) -> None:
     monkeypatch.setattr(replica_sync, "RECONNECT_AFTER_S", 0.01)
     async with (
-        listener(message_bytes_max=1000) as (subscriptions, heard),
+        listener(message_bytes_max=1000) as (subscriptions, received),
         publisher() as (sock, endpoint),
     ):
         subscriptions.add(endpoint)
@@ -164,13 +166,13 @@ async def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
         sock.send_multipart([b"one", b"x" * 2000])
         await subscribed(sock, 2 * len(TOPICS))  # unsubscribed, and here again
         sock.send_multipart([b"one", b"x" * 900])
-        await until(lambda: bool(heard))
-        assert len(heard[0][1][1]) == 900
+        await until(lambda: bool(received))
+        assert len(received[0][1][1]) == 900
 
 
 @within(listener)
 async def test_a_port_that_speaks_something_else_is_left_alone(
-    subscriptions: Subscriptions, heard: Heard
+    subscriptions: Subscriptions, received: Received
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         subscriptions.add(f"tcp://127.0.0.1:{server.getsockname()[1]}")
@@ -183,19 +185,21 @@ async def test_a_port_that_speaks_something_else_is_left_alone(
             subscriptions.add(endpoint)
             await subscribed(sock)
             sock.send_multipart([b"one", b"x"])
-            await until(lambda: bool(heard))
+            await until(lambda: bool(received))
 
 
 @within(listener)
-async def test_a_peer_that_is_told_by_name(subscriptions: Subscriptions, heard: Heard) -> None:
+async def test_a_peer_that_is_told_by_name(
+    subscriptions: Subscriptions, received: Received
+) -> None:
     async with publisher() as (sock, endpoint):
         named = endpoint.replace("127.0.0.1", "other")
         subscriptions.add(named)
         subscriptions.add("tcp://metadata:80")
         await subscribed(sock)
         sock.send_multipart([b"one", b"x"])
-        await until(lambda: bool(heard))
-        assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
+        await until(lambda: bool(received))
+        assert received == [(named, [b"one", b"x"])], "known by the name it was given"
         assert list(subscriptions) == ["tcp://metadata:80", named]
 
 
@@ -204,15 +208,15 @@ async def test_a_peer_with_several_addresses_is_heard_where_it_lives(
 ) -> None:
     monkeypatch.setattr(endpoint_follower, "ASK_AFTER_S", 0.01)
     monkeypatch.setattr(endpoint_follower, "ASK_AFTER_MAX_S", 0.02)
-    async with listener() as (subscriptions, heard):
+    async with listener() as (subscriptions, received):
         named = f"tcp://several:{free_port()}"
         subscriptions.add(named)
         for number, host in enumerate(("127.0.0.1", "127.0.0.3", "127.0.0.1"), 1):
             async with publisher(int(named.rpartition(":")[2]), host) as (sock, _):
                 await subscribed(sock)
                 sock.send_multipart([b"one", b"x"])
-                await until(lambda: len(heard) == number)
-        assert heard == [(named, [b"one", b"x"])] * 3
+                await until(lambda: len(received) == number)
+        assert received == [(named, [b"one", b"x"])] * 3
 
 
 def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
@@ -229,10 +233,10 @@ def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
 async def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
     """As after a garbled subscription: the connection stands, and nothing is sent to us."""
     now = [1000.0]
-    heard: Heard = []
+    received: Received = []
     subscriptions = Subscriptions(
         TOPICS,
-        lambda peer, frames: heard.append((peer, frames)),
+        lambda peer, frames: received.append((peer, frames)),
         ReplicaLimits(),
         lambda: now[0],
         Addresses(EgressSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
@@ -250,10 +254,10 @@ async def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> N
             subscriptions.add(endpoint)
             await subscribed(sock)
             sock.send_multipart([topic, b"x"])
-        await until(lambda: len(heard) == 2)
+        await until(lambda: len(received) == 2)
         passes(9.5)
         beating.send_multipart([b"two", b"y"])
-        await until(lambda: len(heard) == 3)
+        await until(lambda: len(received) == 3)
         passes(9.5)
         assert subscriptions.renewed == 0
         now[0] += 60.0  # we have slept, not they
@@ -264,11 +268,11 @@ async def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> N
 
         def heard_anew() -> bool:
             beating.send_multipart([b"two", b"z"])
-            return (one, [b"two", b"z"]) in heard
+            return (one, [b"two", b"z"]) in received
 
         await until(heard_anew)
         other.send_multipart([b"one", b"z"])
-        await until(lambda: (two, [b"one", b"z"]) in heard)
+        await until(lambda: (two, [b"one", b"z"]) in received)
         assert not other.poll(0), "who sends no heartbeats may be silent"
     subscriptions.close()
 

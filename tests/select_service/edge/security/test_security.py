@@ -191,9 +191,9 @@ def test_a_new_token_is_shown_once_and_works(
 
 def test_a_scope_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token", "new", "--name", "gw", "--scopes", "root"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "--scopes: 'root' is none of catalog, " in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "--scopes: 'root' is none of catalog, " in output.err
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "nan", "1e99", "x"])

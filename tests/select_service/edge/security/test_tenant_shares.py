@@ -124,13 +124,13 @@ async def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
         return (await tenants.ask(who, "POST", "/workers", spec)).json()  # type: ignore[no-any-return]
 
     async with tenants_of(tmp_path, **{bound: 12}) as (tenants, service):
-        told: dict[str, Any] = {}
+        refusals: dict[str, Any] = {}
         for number in range(100, 120):
-            told = await register(tenants, "acme", number, ACME)
-            if told["lifecycle"] != "schedulable":
+            refusals = await register(tenants, "acme", number, ACME)
+            if refusals["lifecycle"] != "schedulable":
                 break
         assert number == 100 + 8
-        (why,) = told["not_schedulable_reasons"]
+        (why,) = refusals["not_schedulable_reasons"]
         assert "--" + bound.replace("_", "-") in why
         assert "--tenant-share" in why
         assert await tenants.metric("tenant_bound_held", bound=bound, tenant_id=ACME) == 8
@@ -152,8 +152,8 @@ async def test_emptied_scopes_are_no_way_around_the_bound(tmp_path: Path) -> Non
     async with tenants_of(tmp_path, scopes_max=12) as (tenants, service):
         for number in range(100, 160):
             spec = worker(number, tenant_id=ACME, model_name=f"m{number}")
-            told = (await tenants.ask("acme", "POST", "/workers", spec)).json()
-            assert told["lifecycle"] == "schedulable"
+            answer = (await tenants.ask("acme", "POST", "/workers", spec)).json()
+            assert answer["lifecycle"] == "schedulable"
             assert (await tenants.ask("acme", "DELETE", f"/workers/{number}")).status_code == 200
             assert len(service.core.partitions) <= 2 * 12
         service.core.check()
@@ -303,9 +303,9 @@ async def test_decisions(tmp_path: Path) -> None:
             await select("acme", ACME, f"s{number}")
         service.core.check()
         assert (await tenants.ask("rival", "GET", "/decisions/first")).status_code == 200
-        told = (await tenants.ask("rival", "GET", "/decisions")).json()["decisions"]
-        assert len(told) == 2
-        unnamed = told[0]["decision_id"]
+        decisions = (await tenants.ask("rival", "GET", "/decisions")).json()["decisions"]
+        assert len(decisions) == 2
+        unnamed = decisions[0]["decision_id"]
         assert unnamed.startswith("decision-")
         again = (await tenants.ask("rival", "GET", f"/decisions/{unnamed}")).json()
         assert again["decision_id"] == unnamed

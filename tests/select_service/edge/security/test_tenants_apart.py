@@ -125,8 +125,8 @@ async def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
             assert one["leases"][0]["reservations"] == 1
         assert len(service.core.lifecycle.bookings) == 2
         for path in ("r/output_block", "s/prefill_complete"):
-            told = await do("ours", "POST", f"/reservations/{path}", {})
-            assert told == (200, {"status": "ok"})
+            body = await do("ours", "POST", f"/reservations/{path}", {})
+            assert body == (200, {"status": "ok"})
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200, "repeatable"
         assert len(service.core.lifecycle.bookings) == 1
@@ -176,8 +176,8 @@ async def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) ->
         body = {"reservation_id": "acme%20corp:r", "worker_id": 2, "tenant_id": THEIRS, **PROMPT}
         assert (await do("all", "POST", "/reservations", body))[0] == 201
         for method, path in (("DELETE", "r"), ("POST", "r/prefill_complete")):
-            status, told = await do("ours", method, f"/reservations/{path}")
-            assert (status, told["error"]) == (404, "reservation r not found")
+            status, answer = await do("ours", method, f"/reservations/{path}")
+            assert (status, answer["error"]) == (404, "reservation r not found")
         assert len(service.core.lifecycle.bookings) == 1
 
 
@@ -198,14 +198,14 @@ async def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> N
             booking = {"tenant_id": tenant, "explain": True, **ids, **PROMPT}
             status, answer = await do(name, "POST", "/select_and_reserve", booking)
             assert status == 200, answer
-            told = answer["decision"]
-            assert ids.items() <= told.items()
-            assert told["decision_id"] == "s"
+            decision = answer["decision"]
+            assert ids.items() <= decision.items()
+            assert decision["decision_id"] == "s"
         for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
             for found in ("r", "s"):
-                status, told = await do(name, "GET", f"/decisions/{found}")
-                assert (status, told["tenant_id"]) == (200, tenant)
-                assert ids.items() <= told.items()
+                status, decision = await do(name, "GET", f"/decisions/{found}")
+                assert (status, decision["tenant_id"]) == (200, tenant)
+                assert ids.items() <= decision.items()
             listed = (await do(name, "GET", "/decisions"))[1]["decisions"]
             assert [one["tenant_id"] for one in listed] == [tenant]
             assert ids.items() <= listed[0].items()
@@ -222,8 +222,8 @@ async def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> Non
     """Numbers of workers are the process's; that one is taken is all there is to learn."""
     async with asked_by(two_tenants(tmp_path)) as (do, service):
         add_worker(service, 2, tenant_id=THEIRS)
-        status, told = await do("ours", "POST", "/workers", worker(2, tenant_id=OURS))
-        assert (status, told["error"]) == (409, "worker id 2 is not free")
+        status, answer = await do("ours", "POST", "/workers", worker(2, tenant_id=OURS))
+        assert (status, answer["error"]) == (409, "worker id 2 is not free")
         known = service.core.catalog.find(2)
         assert known is not None
         assert known.scope.tenant_id == THEIRS

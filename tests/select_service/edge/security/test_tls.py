@@ -298,7 +298,7 @@ async def test_handshakes_that_fail_are_counted_by_what_was_wrong(
         server,
     ):
 
-        async def told(reason: str) -> None:
+        async def logged(reason: str) -> None:
             line = f'select_service_tls_handshakes_failed_total{{reason="{reason}"}} 1.0'
             wire = await Wire.to(port, client)
             while True:
@@ -309,22 +309,22 @@ async def test_handshakes_that_fail_are_counted_by_what_was_wrong(
         plain = await Wire.to(port)
         plain.ask("GET", "/health")
         assert await plain.rest() == b""
-        await told("plain")
+        await logged("plain")
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await health(await Wire.to(port, ca.client()))
-        await told("certificate")
+        await logged("certificate")
         old = ca.client()
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises(OSError):
             await Wire.to(port, old)
-        await told("protocol")
+        await logged("protocol")
         gone = await Wire.to(port)
         gone.writer.close()
-        await told("gone")
+        await logged("gone")
         server._limits.header_timeout_s = 0.2
         assert await (await Wire.to(port)).rest() == b""
         server._limits.header_timeout_s = 10.0
-        await told("timeout")
+        await logged("timeout")
 
 
 async def test_who_has_connected_when_the_end_comes_may_shake_hands(

@@ -146,9 +146,9 @@ def test_one_file_serves_both_sides(
     assert main([*new, "--name", "hashed"]) == 0
     hashed = capsys.readouterr().out
     assert main([*new, "--name", "shared", "--with-token"]) == 0
-    told = capsys.readouterr()
-    token = told.err.split()[-1]
-    path.write_text(f"# both\n{hashed}{told.out}")
+    output = capsys.readouterr()
+    token = output.err.split()[-1]
+    path.write_text(f"# both\n{hashed}{output.out}")
     assert read_token(path) == token
     found = read_token_file(str(path)).by_token(token.encode())
     assert found is not None

@@ -51,7 +51,7 @@ async def test_a_disk_that_stands_still_is_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     """Nobody waits for ever; what was refused is not there when the disk moves again."""
-    # who need not wait is told at once, and what is not on disk is written when we say so
+    # who need not wait is answered at once, and what is not on disk is written when we say so
     async with life(tmp_path, durability=durability, durability_window_s=3600.0) as (
         client,
         service,
@@ -68,7 +68,7 @@ async def test_a_disk_that_stands_still_is_one_that_refuses(
             assert answer.status_code == 201 or answer.json()["code"] == "state_stalled"
         disk.journal._flush()
         await until(lambda: disk.journal.refusal is not None)
-        told = {
+        expected = {
             one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10)
         }
         refused = await client.delete("/reservations/old")
@@ -80,7 +80,7 @@ async def test_a_disk_that_stands_still_is_one_that_refuses(
         disk.goes_on()
         await disk.heals()
         assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
-        kept = {*told, "new"}
+        kept = {*expected, "new"}
     async with life(tmp_path) as (_, service):
         live = {
             one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10)

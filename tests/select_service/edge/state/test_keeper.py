@@ -191,10 +191,10 @@ async def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
         await client.delete("/reservations/b")
         answer = await post(client, "/replica_sync/register_peer", {"endpoint": peer})
         assert answer.status_code == 201
-        told = claims(service)
-        assert len(told) == 2
+        claimed = claims(service)
+        assert len(claimed) == 2
     async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
-        assert claims(service) == told
+        assert claims(service) == claimed
         announcer = service.core.lifecycle.announcer.claims
         assert service.keeper is not None
         assert announcer.outbox.epoch == service.keeper.epoch
@@ -202,19 +202,19 @@ async def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
         assert (await client.get("/replica_sync/peers")).json() == [peer]
         await post(client, "/replica_sync/deregister_peer", {"endpoint": peer})
     async with life(tmp_path, replica_sync_port=free_port()) as (client, service):
-        assert claims(service) == told
+        assert claims(service) == claimed
         assert (await client.get("/replica_sync/peers")).json() == []
 
 
 async def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
     """The owner is away when its reservations end here, and we are away before it is back."""
     owner = Replica(2000)
-    told: list[Any] = []
+    sent: list[Any] = []
     for name in ("freed", "adopted", "f" * 100):
         owner.book(name, 1, 5)
-        told += owner.effects.published
+        sent += owner.effects.published
 
-    def hear(service: Driver, messages: Iterable[Any]) -> None:
+    def apply(service: Driver, messages: Iterable[Any]) -> None:
         for message in messages:
             service._carry_out(
                 service.core.replica_operations.receive("tcp://p:1", message, service._clock())
@@ -222,7 +222,7 @@ async def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> N
 
     async with life(tmp_path, kill=True, replica_sync_port=free_port()) as (client, service):
         await post(client, "/workers", worker(1))
-        hear(service, told)
+        apply(service, sent)
         for name in ("freed", "f" * 100):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
         service.core.replicas.publishers.views[2000].heard_at -= 1e6
@@ -231,7 +231,7 @@ async def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> N
         assert answer.status_code == 200
         await service.settle()
     async with life(tmp_path, replica_sync_port=free_port()) as (client, service):
-        hear(service, told)
+        apply(service, sent)
         (loads,) = (await client.get("/loads")).json()[0]["loads"]
         assert loads["active_requests"] == 1
         assert loads["potential_prefill_tokens"] == 0

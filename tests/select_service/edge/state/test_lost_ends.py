@@ -229,19 +229,19 @@ def test_as_many_frames_are_taken_as_sqlite_takes(history: Killed, memory_path: 
 
 
 def test_rows_that_changed_places_or_stayed_behind(history: Killed, memory_path: Path) -> None:
-    """An old page in place of a new one has sound sums of its own; the digest tells."""
+    """An old page in place of a new one has sound sums of its own; the digest shows it."""
     directory, log = memory_path / "s", history.found[WAL]
     assert started(directory, history.found) == (history.rows, [])
     closed = {name: (directory / name).read_bytes() for name in (FILE, LOCK)}
-    told = []
+    losses = []
     for at in range(wal.HEADER.size, history.ends_at, FRAME):
         number, _ = struct.unpack_from(">2I", log, at)
         file = bytearray(closed[FILE])
         file[(number - 1) * PAGE : number * PAGE] = log[at + wal.FRAME.size : at + FRAME]
         found = started(directory, closed | {FILE: bytes(file)})
         expect_no_silence(history, found, at)
-        told += found[1]
-    assert told
+        losses += found[1]
+    assert losses
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_damage_is_reported_though_a_start_was_killed_while_it_saved(
     assert sum(reports) > 10
 
 
-def commit_for_ever(directory: Path, first: int, log_bytes: int, told: int) -> None:
+def commit_for_ever(directory: Path, first: int, log_bytes: int, pipe: int) -> None:
     module.CHECKPOINT_PAGES = 12  # type: ignore[misc] # of this child alone
     store = opened(directory)
     store.load()
@@ -372,20 +372,20 @@ def commit_for_ever(directory: Path, first: int, log_bytes: int, told: int) -> N
         value = b"%d" % number
         store.commit([(key(number % 50), value * 200), (key(99), value)])
         store.reserve_log(log_bytes)
-        os.write(told, b"%d\n" % number)
+        os.write(pipe, b"%d\n" % number)
 
 
 @pytest.mark.parametrize("frames", [0, 14, 40])
 def test_processes_killed_by_signal(memory_path: Path, frames: int) -> None:
     directory, rng, last = memory_path / "state", random.Random(frames), 0
     for _ in range(12):
-        reader, told = os.pipe()
+        reader, writer = os.pipe()
         child = os.fork()
         if not child:
             with contextlib.suppress(BaseException):
-                commit_for_ever(directory, last + 1, wal.HEADER.size + frames * FRAME, told)
+                commit_for_ever(directory, last + 1, wal.HEADER.size + frames * FRAME, writer)
             os._exit(1)
-        os.close(told)
+        os.close(writer)
         with os.fdopen(reader) as numbers:
             for _ in range(rng.randint(1, 60)):
                 last = int(numbers.readline())

@@ -76,7 +76,9 @@ def test_files_rotate_and_each_can_be_read_alone(
         header = tapes[0].header
         assert isinstance(header, Header)
         assert header.file == number
-        assert set(tapes[0].fleet(0).workers) == {1}, "who is there is told in every file"
+        assert set(tapes[0].fleet(0).workers) == {1}, (
+            "which workers are there is written in every file"
+        )
         end = played[-1].item
         assert isinstance(end, End)
         assert end.is_last == (one == path)
@@ -151,7 +153,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
         monkeypatch.setattr(module, "RETRY_S", 0.0)
-        monkeypatch.setattr(Recording, "_write_all", lambda *told: self.write(*told))  # noqa: PLW0108 - bound to it
+        monkeypatch.setattr(Recording, "_write_all", lambda *args: self.write(*args))  # noqa: PLW0108 - bound to it
 
     def write(self, recording: Recording, data: memoryview) -> None:
         file = recording._file
@@ -196,9 +198,9 @@ def test_a_file_that_somebody_took_away_is_made_anew(
         for number in range(1000):
             recording.put(life(number), 10)
         recording.start(time.monotonic)
-    told = numbers(list(play(files_of(path))))
-    assert told == list(range(told[0], 1000))
-    assert 0 < told[0] < 500
+    numbers_read = numbers(list(play(files_of(path))))
+    assert numbers_read == list(range(numbers_read[0], 1000))
+    assert 0 < numbers_read[0] < 500
     assert recording.failures == 1
 
 
@@ -250,10 +252,10 @@ def test_a_file_that_could_not_be_put_aside_is_later(
         for number in range(1000):
             recording.put(life(number), 10)
         recording.start(time.monotonic)
-    told = numbers(list(play(files_of(path))))
+    numbers_read = numbers(list(play(files_of(path))))
     assert len(refused) == 3
-    assert told[-1] == 999
-    assert recording.notes["disk"] == 1000 - len(told) < 500
+    assert numbers_read[-1] == 999
+    assert recording.notes["disk"] == 1000 - len(numbers_read) < 500
     assert recording.failures == 3
     assert [one.name for one in files_of(path)][:2] == ["recording.000001", "recording.000002"]
 

@@ -72,7 +72,7 @@ async def test_a_booking_with_all_its_steps(collector: Collector) -> None:
 
 
 async def test_one_connection_many_parents(collector: Collector) -> None:
-    """Heads that differ in nothing but their parent are told apart, also once they are known."""
+    """Heads that differ in nothing but their parent are distinguished, also once they are known."""
     asked = [f"{number:032x}-{number:016x}-01" for number in range(1, 7)]
     async with traced() as (wire, _):
         for parent in asked:
@@ -347,7 +347,7 @@ async def test_bookings_by_hand_and_pairs(collector: Collector) -> None:
 async def test_what_clients_say_harms_nobody(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ids beyond 64 bits, of any length and of any characters are still told."""
+    """Ids beyond 64 bits, of any length and of any characters are still shown."""
     async with traced() as (wire, service):
         add_worker(service, 2**64 - 1)
         for name in ("\ud800", "x" * 10_000, "\0", "é"):

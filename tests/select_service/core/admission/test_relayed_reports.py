@@ -56,8 +56,8 @@ def exchange(here: Replica, there: Replica, seconds: float = 0.1) -> list[RankLo
     return loads
 
 
-def report(some: Replica, *, is_relayed: bool = True, **told: Any) -> None:
-    metrics = WorkerMetrics(ranks=[RankMetrics(**told)])
+def report(some: Replica, *, is_relayed: bool = True, **reported: Any) -> None:
+    metrics = WorkerMetrics(ranks=[RankMetrics(**reported)])
     _, effects = some.core.admission.report(1, metrics, some.now, is_relayed=is_relayed)
     some._did(effects)
 
@@ -141,7 +141,7 @@ def test_a_replica_that_restarts_under_its_name_is_told_again() -> None:
 
 
 def test_what_has_gone_is_not_told() -> None:
-    """Worker ids come and go for ever, also where there is nobody to tell."""
+    """Worker ids come and go for ever, also where there is no replica."""
     here = replica(1)
     for worker_id in (2, 3):
         here.worker(worker_id, data_parallel_size=2)
@@ -212,8 +212,8 @@ def test_many_ranks_are_told_in_bounded_messages() -> None:
     here.turn()
     metrics = WorkerMetrics(ranks=[RankMetrics(dp_rank=n) for n in range(ranks)])
     here.core.admission.report(2, metrics, here.now)
-    told = [len(one.ranks) for one in here.turn() if isinstance(one, RankLoads)]
-    assert told == [RANK_LOADS_MAX, 10]
+    sizes = [len(one.ranks) for one in here.turn() if isinstance(one, RankLoads)]
+    assert sizes == [RANK_LOADS_MAX, 10]
 
 
 def test_older_versions_are_sent_nothing_that_they_cannot_read() -> None:
