@@ -5,7 +5,7 @@ Entries lie one behind the other in chunks of the C library's, and name each oth
 ends while a load goes would else take the places that the load has just left, one in each page and
 one in each arena, and keep all of them from being given back; here whole chunks come and go.
 
-Entries leave from the oldest on, but some are said anew, and some leave early. When more than half
+Entries leave from the oldest on, but some are put anew, and some leave early. When more than half
 of all is holes, each leave-taking moves a few entries out of the oldest chunk.
 """
 

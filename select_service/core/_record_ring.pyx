@@ -34,7 +34,7 @@ cdef enum:
 
 cdef enum:  # of one record to other objects, by place
     FLEET_SNAPSHOT, ROWS, COLUMNS, MATCHED, SHARED, TRUST, WEIGHTS, SELECTION_ID, RESERVATION_ID
-    UNUSUAL, ASK, SAID, CACHE_HIT
+    UNUSUAL, ASK, GATE_DECISION, CACHE_HIT
     REFERENCES  # their number
 
 cdef struct Chunk:
@@ -114,7 +114,7 @@ cdef class RecordRing:
         fleet_snapshot, Py_ssize_t more,
     ):
         """Keep the record of a decision, let the oldest go; return it if it is to be explained."""
-        prompt, request, ask, said = ticket.prompt, ticket.request, ticket.asked, ticket.said
+        prompt, request, ask, gate_decision = ticket.prompt, ticket.request, ticket.asked, ticket.gate_decision
         cdef str reservation_id = ticket.reservation_id, selection_id = request.selection_id
         cdef bytes block_hashes = prompt.block_hashes
         cdef bytes columns, trust
@@ -133,7 +133,7 @@ cdef class RecordRing:
         entry.of[RESERVATION_ID] = <PyObject *>reservation_id
         entry.of[UNUSUAL] = <PyObject *>unusual
         entry.of[ASK] = <PyObject *>ask
-        entry.of[SAID] = <PyObject *>said
+        entry.of[GATE_DECISION] = <PyObject *>gate_decision
         entry.of[CACHE_HIT] = <PyObject *>cache_hit
         entry.at, entry.since, entry.slot = now, ticket.since, slot
         entry.blocks, entry.isl_tokens = prompt.blocks, prompt.isl_tokens
@@ -262,5 +262,5 @@ cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
         number, entry.at, entry.since, <object>entry.of[FLEET_SNAPSHOT], <object>entry.of[ROWS], seen,
         hashes, entry.blocks, entry.isl_tokens, <object>entry.of[WEIGHTS], entry.slot,
         <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[UNUSUAL],
-        <object>entry.of[ASK], <object>entry.of[SAID], <object>entry.of[CACHE_HIT], entry.size,
+        <object>entry.of[ASK], <object>entry.of[GATE_DECISION], <object>entry.of[CACHE_HIT], entry.size,
     )

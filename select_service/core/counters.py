@@ -39,7 +39,7 @@ class Counters:
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker left
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    """Of reservations whose callers said how they ended."""
+    """Of reservations whose callers reported how they ended."""
     cached_token_reports: dict[str, int] = field(default_factory=dict)
     """By outcome; see `decisions/cached_tokens.py`."""
     drains_begun: int = 0
@@ -68,7 +68,7 @@ class ReplicaCounters(Struct):
     numbers_corrected: int = 0  # snapshots of owners that knew of fewer numbers than were received
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
-    leases_renewed: int = 0  # open here, because a replica said so
+    leases_renewed: int = 0  # open here, because a replica reported it
     leases_closed: int = 0  # likewise
     leases_adopted: int = 0  # opened here, because their reservations' owner is gone
     leases_missed: int = 0  # of owners that are gone; their reservations aged

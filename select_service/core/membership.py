@@ -425,7 +425,7 @@ class Membership:
         effects.listen.append(Listen(stream, endpoint, replay, key))
 
     def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
-        """Stop listening, and forget what the source said about its rank."""
+        """Stop listening, and forget what the source reported about its rank."""
         source = self._sources.pop(at, None)
         if source is None:
             return

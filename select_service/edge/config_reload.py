@@ -151,31 +151,31 @@ class ConfigReload:
         except NeedsRestart:
             self.counts["put", "refused"] += 1
             raise
-        self._layers.said["put"] = put
+        self._layers.by_source["put"] = put
         self._service.core.overrides.put({name: plain(value) for name, value in put.items()})
         self._apply("put", self._reloadable(settings))
         return self.describe()
 
-    def _merged(self, said: Mapping[str, Any]) -> dict[str, object]:
-        put = dict(self._layers.said["put"])
-        fields = {name.replace("-", "_"): name for name in said}
-        if len(fields) < len(said):
+    def _merged(self, changes: Mapping[str, Any]) -> dict[str, object]:
+        put = dict(self._layers.by_source["put"])
+        fields = {name.replace("-", "_"): name for name in changes}
+        if len(fields) < len(changes):
             raise ConfigError("a setting comes twice")
         known = {flag.field: flag for flag in FLAGS}
         for field, name in fields.items():
             if field in known and not known[field].reloads:
                 raise NeedsRestart(field)
-            if said[name] is None and field in known:
+            if changes[name] is None and field in known:
                 put.pop(field, None)
             else:
-                put |= read_values({name: said[name]})
+                put |= read_values({name: changes[name]})
         return put
 
     def restore(self) -> None:
         """Reapply settings put before the last restart; those no longer valid are ignored."""
-        said = self._service.core.overrides.values
+        overrides = self._service.core.overrides.values
         put: dict[str, object] = {}
-        for name, value in said.items():
+        for name, value in overrides.items():
             try:
                 one = self._merged({name: value})
                 check_settings(self._layers.settings(put=put | one))
@@ -184,7 +184,7 @@ class ConfigReload:
             else:
                 put |= one
         if put:
-            self._layers.said["put"] = put
+            self._layers.by_source["put"] = put
             self._apply("restored", self._reloadable(self._layers.settings()))
 
     # -- files ---------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class ConfigReload:
         return settings
 
     def _take(self, file: Mapping[str, object], settings: Settings) -> None:
-        self._layers.said["file"] = file
+        self._layers.by_source["file"] = file
         reloadable = self._reloadable(settings)
         self._after_restart = {
             flag.field: getattr(settings, flag.field)
@@ -256,8 +256,8 @@ class ConfigReload:
         self._service.reconfigure(old, settings)
         for follow in self.followers:
             follow(settings)
-        said = {name: shown(getattr(settings, name)) for name in changed}
-        _log.info("settings changed", extra={"by": source} | said)
+        values = {name: shown(getattr(settings, name)) for name in changed}
+        _log.info("settings changed", extra={"by": source} | values)
 
 
 def check_settings(settings: Settings) -> list[str]:

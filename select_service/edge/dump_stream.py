@@ -60,22 +60,22 @@ class Dumps:
         return self._places.taken
 
     def begin(
-        self, tenants: frozenset[str] | None = None, whose: str | None = None
+        self, tenants: frozenset[str] | None = None, charged_to: str | None = None
     ) -> AsyncIterator[bytes]:
         """GET /dump: begin one; it yields to the event loop every few hundred microseconds.
 
         Args:
             tenants: whose indexes; None: all.
-            whose: the tenant whose part of the bound it takes; None: no tenant's.
+            charged_to: the tenant whose part of the bound it takes; None: no tenant's.
 
         Raises:
             TooManyDumps: `--dumps-max` are already under way, or this tenant's part of them.
         """
-        if not self._tenants.has_room(whose):
+        if not self._tenants.has_room(charged_to):
             self.outcomes["refused"] += 1
-            raise TooManyDumps(self._limits.at_once_max, self._tenants.refuse(whose))
-        self._tenants.take(whose)
-        return self._pieces(tenants, self._places.take(lambda: self._tenants.give(whose)))
+            raise TooManyDumps(self._limits.at_once_max, self._tenants.refuse(charged_to))
+        self._tenants.take(charged_to)
+        return self._pieces(tenants, self._places.take(lambda: self._tenants.give(charged_to)))
 
     async def _pieces(
         self, tenants: frozenset[str] | None, place: StreamSlot

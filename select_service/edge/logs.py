@@ -101,10 +101,12 @@ class TextLines(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        said = " ".join(f"{key}={_quoted(value)}" for key, value in sorted(_extras(record).items()))
+        extras = " ".join(
+            f"{key}={_quoted(value)}" for key, value in sorted(_extras(record).items())
+        )
         line = (
             f"{_time(record)} [{record.levelname.lower():{_LEVEL_WIDTH}}] "
-            f"{tame(record.getMessage()):{_EVENT_WIDTH}} [{record.name}] {said}"
+            f"{tame(record.getMessage()):{_EVENT_WIDTH}} [{record.name}] {extras}"
         ).rstrip()
         traces = "\n".join(_traces(self, record).values())
         return redact(f"{line}\n{indent(traces, _INDENT)}" if traces else line)
@@ -115,7 +117,7 @@ class JsonLines(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, object] = {
+        members: dict[str, object] = {
             "event": tame(record.getMessage()),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -124,9 +126,9 @@ class JsonLines(logging.Formatter):
             **_traces(self, record),
         }
         try:
-            text = orjson.dumps(said, default=repr, option=orjson.OPT_NON_STR_KEYS)
+            text = orjson.dumps(members, default=repr, option=orjson.OPT_NON_STR_KEYS)
         except TypeError:  # a key that JSON cannot express, or a number beyond 64 bits
-            text = orjson.dumps({key: _plain(value) for key, value in said.items()})
+            text = orjson.dumps({key: _plain(value) for key, value in members.items()})
         return redact(text.decode())
 
 

@@ -66,11 +66,11 @@ class Crowded(Struct, frozen=True):
     def text(self) -> str:
         """The sentence for people."""
         flag = "--" + self.bound.replace("_", "-")
-        whose = "callers of no tenant of the token file hold"
+        holders = "callers of no tenant of the token file hold"
         if self.tenant is not None:
-            whose = f"tenant {self.tenant} holds"
+            holders = f"tenant {self.tenant} holds"
         return (
-            f"{whose} {self.held} of {self.most} ({flag}), and {self.part} are kept for it; "
+            f"{holders} {self.held} of {self.most} ({flag}), and {self.part} are kept for it; "
             f"the rest is others' or kept for them (--tenant-share {self.share:g})"
         )
 

@@ -59,7 +59,7 @@ class Layers:
             flags: from the command line.
         """
         self.router = router or Settings().router
-        self.said: dict[Source, Values] = {
+        self.by_source: dict[Source, Values] = {
             "file": file or {},
             "env": env or {},
             "flag": flags or {},
@@ -79,7 +79,7 @@ class Layers:
     def source_of(self, field: str) -> Source:
         """Return the source that determines a setting."""
         found: Source = "default"
-        for source, values in self.said.items():
+        for source, values in self.by_source.items():
             if field in values:
                 found = source
         return found
@@ -89,13 +89,13 @@ class Layers:
 
         With a Unix socket, TCP is off unless requested.
         """
-        said = self.said | {
+        by_source = self.by_source | {
             source: values
             for source, values in (("file", file), ("put", put))
             if values is not None
         }
         values: dict[str, Any] = {}
-        for one in said.values():
+        for one in by_source.values():
             values |= one
         if values.get("uds") is not None:
             values.setdefault("port", None)
@@ -103,7 +103,7 @@ class Layers:
 
 
 def _why(error: Exception) -> str:
-    """Return an error's words, without number and path."""
+    """Return an error's text, without number and path."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -122,18 +122,18 @@ def read_file(path: str) -> dict[str, object]:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is longer than {FILE_BYTES_MAX} bytes")
     try:
-        said = _parse(content.decode(), is_toml=file.suffix == ".toml")
+        members = _parse(content.decode(), is_toml=file.suffix == ".toml")
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    if said is None:
+    if members is None:
         return {}
-    if not isinstance(said, dict):
+    if not isinstance(members, dict):
         raise ConfigError(f"{path} is no list of settings, which are lines such as `port: 8092`")
-    for name in said:
+    for name in members:
         if not isinstance(name, str):
             raise ConfigError(f"{path}: {name!r} is no name of a setting")
     try:
-        return read_values(said)
+        return read_values(members)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.field) from None
 
@@ -175,14 +175,14 @@ def _parse(text: str, *, is_toml: bool) -> object:
         raise ValueError("a value is not what its tag says") from None
 
 
-def read_values(said: Mapping[str, object]) -> dict[str, object]:
+def read_values(members: Mapping[str, object]) -> dict[str, object]:
     """Read settings by name, each with its flag's parser; names may have hyphens or underscores.
 
     Raises:
         ConfigError: a setting does not exist, or its value is invalid.
     """
     values: dict[str, object] = {}
-    for name, value in said.items():
+    for name, value in members.items():
         field = name.replace("-", "_")
         flag = _BY_FIELD.get(field)
         if flag is None or field in _ONLY_FLAGS:

@@ -284,10 +284,10 @@ def costs_object() -> ValueType:
 
     def parse(text: str) -> dict[str, float]:
         costs: dict[str, float] = {}
-        for said, value in _named_values(text).items():
-            name = said.strip()
+        for key, value in _named_values(text).items():
+            name = key.strip()
             if not name or name in costs:
-                raise ValueError(f"{said[:64]!r} comes twice, or is no name")
+                raise ValueError(f"{key[:64]!r} comes twice, or is no name")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0.0 <= value <= _COST_MAX:
                 raise ValueError(f"{name[:64]} must be a number from 0 to {_COST_MAX:g}")
@@ -300,17 +300,17 @@ def costs_object() -> ValueType:
 def _named_values(text: str) -> dict[str, Any]:
     if text.startswith(("@", "{")):
         return _json_object(text)
-    said: dict[str, object] = {}
+    values: dict[str, object] = {}
     for part in filter(None, text.split(",")):
-        name, is_said, value = part.strip().partition("=")
-        if not is_said:
+        name, has_value, value = part.strip().partition("=")
+        if not has_value:
             raise ValueError(f"{part[:64]!r} is not name=value")
-        if name in said:
+        if name in values:
             raise ValueError(f"{name} comes twice")
         switched = {"true": True, "false": False}.get(value.lower())
         found = parse_float(value) if switched is None else switched
-        said[name] = value if found is None else found
-    return said
+        values[name] = value if found is None else found
+    return values
 
 
 # -- addresses -----------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
-    """What the gate said."""
+    """The gate's decision."""
 
     policy: str
     slo_class: str | None
@@ -305,7 +305,7 @@ class Decision(Struct, kw_only=True):
     weights: DecisionWeights
     """Weights in force."""
     admission: DecisionAdmission | None
-    """What the gate said."""
+    """The gate's decision."""
     chosen: Chosen | None
     """The chosen rank; null: none was."""
     pair: DecisionPair | UnsetType = UNSET

@@ -38,34 +38,34 @@ class ShadowSettings(Struct, frozen=True, kw_only=True):
             raise ValueError("shadow_cost_max must be above 0 and at most 1")
 
 
-def _number(said: object) -> dict[str, Weight] | None:
-    is_number = isinstance(said, int | float) and not isinstance(said, bool)
-    if not is_number or not math.isfinite(said) or said < 0.0:  # type: ignore[arg-type,operator]
+def _number(value: object) -> dict[str, Weight] | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0.0:  # type: ignore[arg-type,operator]
         raise ValueError("must be a number at least 0")
     return None
 
 
-def _switch(said: object) -> dict[str, Weight] | None:
-    if not isinstance(said, bool):
+def _switch(value: object) -> dict[str, Weight] | None:
+    if not isinstance(value, bool):
         raise ValueError("must be true or false")  # noqa: TRY004 - callers catch ValueErrors
     return None
 
 
-def _policy(said: object) -> dict[str, Weight] | None:
-    if said not in get_args(Policy):
+def _policy(value: object) -> dict[str, Weight] | None:
+    if value not in get_args(Policy):
         raise ValueError(f"must be {' or '.join(get_args(Policy))}")
-    return {"policy": str(said)}
+    return {"policy": str(value)}
 
 
-def _router_temperature(said: object) -> dict[str, Weight]:
-    _number(said)
-    return {"temperature": float(said)}  # type: ignore[arg-type]
+def _router_temperature(value: object) -> dict[str, Weight]:
+    _number(value)
+    return {"temperature": float(value)}  # type: ignore[arg-type]
 
 
-def _overlap_score_weight(said: object) -> dict[str, Weight]:
+def _overlap_score_weight(value: object) -> dict[str, Weight]:
     """The old name of the scale; 0 also sets the credit to 0, as everywhere."""
-    _number(said)
-    scale = float(said)  # type: ignore[arg-type]
+    _number(value)
+    scale = float(value)  # type: ignore[arg-type]
     meant: dict[str, Weight] = {"prefill_load_scale": scale}
     return meant if scale else meant | {"overlap_score_credit": 0.0}
 
@@ -91,18 +91,18 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "router_temperature": _router_temperature,
     "overlap_score_weight": _overlap_score_weight,
 }
-"""By the names that the process's settings and a request's override have: each checks what is said,
+"""By the names that the process's settings and a request's override have: each checks its value,
 and returns the settings it means, None: that of its own name."""
 
 
-def read_shadow_weights(said: Mapping[str, object]) -> dict[str, Weight]:
+def read_shadow_weights(members: Mapping[str, object]) -> dict[str, Weight]:
     """Return weights under the names that the process's settings have.
 
     Raises:
         ValueError: there is no such weight, it makes no sense, or two names say the same one.
     """
     weights: dict[str, Weight] = {}
-    for name, value in said.items():
+    for name, value in members.items():
         reader = _READERS.get(name)
         if reader is None:
             known = ", ".join(_READERS)

@@ -127,7 +127,7 @@ def test_make_alone_lists_targets_and_starts_nothing() -> None:
 
 
 def test_every_annotation_is_told() -> None:
-    pattern = r'\b\w+\(said, "([a-z-]+)"|said\.get\(["\']([a-z-]+)'
+    pattern = r'\b\w+\(annotations, "([a-z-]+)"|annotations\.get\(["\']([a-z-]+)'
     read = re.findall(pattern, inspect.getsource(objects))
     assert len(read) > 10
     told = (DOCS / "discovery.md").read_text("utf-8")

@@ -46,7 +46,7 @@ class CacheHits:
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings  # read on every call: they may change
-        self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
+        self._latest = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def filter(
         self,
@@ -95,16 +95,16 @@ class CacheHits:
 
     def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
         """Return the facts as an answer states them; the last object again while it is equal."""
-        said = self._said
+        latest = self._latest
         if (
-            rate != said.best_hit_rate
-            or threshold != said.threshold
-            or source != said.threshold_source
+            rate != latest.best_hit_rate
+            or threshold != latest.threshold
+            or source != latest.threshold_source
         ):
-            said = self._said = CacheHit(
+            latest = self._latest = CacheHit(
                 best_hit_rate=rate, threshold=threshold, threshold_source=source
             )
-        return said
+        return latest
 
     def _hits(
         self,

@@ -159,7 +159,7 @@ class PartitionAdmission(RankLimits):
         if verdict is not ADMIT:
             ask = recognisable(ask, ticket)
             decision = gate.decide(ask, name, verdict, rows, now)
-        ticket.asked, ticket.said = ask, decision
+        ticket.asked, ticket.gate_decision = ask, decision
         return ask, decision
 
     def settle(

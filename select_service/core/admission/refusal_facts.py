@@ -64,10 +64,10 @@ def recognisable(ask: AdmissionRequest, ticket: Ticket) -> AdmissionRequest:
 def _key_of(ticket: Ticket) -> bytes:
     request, prompt = ticket.request, ticket.prompt
     route = "r" if ticket.reservation_id is not None else "s"
-    said = (
+    described = (
         f"{route}\0{request.fairness_id}\0{request.slo_class}\0{request.priority}"
         f"\0{prompt.isl_tokens}\0{request.selection_id}\0{request.reservation_id}\0"
     )
     return xxhash.xxh3_64_digest(
-        said.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
+        described.encode("utf-8", "surrogatepass") + bytes(prompt.sequence_hashes[-_LAST_HASH:])
     )

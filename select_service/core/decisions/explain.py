@@ -351,14 +351,14 @@ def _prompt(record: DecisionRecord) -> DecisionPrompt:
 
 
 def _admission(record: DecisionRecord) -> DecisionAdmission | None:
-    ask, said = record.ask, record.said
-    if ask is None or said is None:
+    ask, gate_decision = record.ask, record.gate_decision
+    if ask is None or gate_decision is None:
         return None
     return DecisionAdmission(
-        policy=said.policy,
+        policy=gate_decision.policy,
         slo_class=ask.slo_class or None,
         tenant=ask.tenant_id,
-        outcome=said.outcome,
-        reason=said.reason,
-        gate=said.gate or None,
+        outcome=gate_decision.outcome,
+        reason=gate_decision.reason,
+        gate=gate_decision.gate or None,
     )

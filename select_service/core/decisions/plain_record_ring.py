@@ -102,7 +102,7 @@ class RecordRing:
         record: DecisionRecord = (  # type: ignore[assignment]
             self.next, now, ticket.since, fleet_snapshot, rows, seen, block_hashes, prompt.blocks,
             prompt.isl_tokens, weights, slot, selection_id, reservation_id, unusual, ask,
-            ticket.said, cache_hit, size,
+            ticket.gate_decision, cache_hit, size,
         )
         # fmt: on
         if self._count_max:

@@ -139,7 +139,7 @@ class DecisionRecord(NamedTuple):
     reservation_id: str | None
     unusual: UnusualFacts | None
     ask: AdmissionRequest | None  # the request as a gate saw it, if there was one
-    said: GateDecision | None  # and the gate's decision
+    gate_decision: GateDecision | None
     cache_hit: CacheHit | None  # its hit rate and threshold, if one was in force
     size: int  # the bytes it is charged with, without its columns
 

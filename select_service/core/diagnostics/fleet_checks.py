@@ -126,11 +126,11 @@ def look_at_replicas(
     for one in statuses:
         subject = Subject(peer=one.peer)
         if one.state == "behind":
-            said = f"{one.missing} statements missing, {one.pulls_failed} fetches failed"
-            yield causes.REPLICA_BEHIND, subject, said
+            what = f"{one.missing} statements missing, {one.pulls_failed} fetches failed"
+            yield causes.REPLICA_BEHIND, subject, what
         if one.state == "synced" and one.unbooked * 2 > one.claims:
-            said = f"{one.unbooked} of its {one.claims} reservations are on workers unknown here"
-            yield causes.REPLICA_WORKERS, subject, said
+            what = f"{one.unbooked} of its {one.claims} reservations are on workers unknown here"
+            yield causes.REPLICA_WORKERS, subject, what
 
 
 def look_at_sources(sources: Sequence[SourceLink], stale_s: float) -> Iterator[Suspect]:
@@ -138,13 +138,13 @@ def look_at_sources(sources: Sequence[SourceLink], stale_s: float) -> Iterator[S
     for source in sources:
         if source.age_s > max(stale_s, 2.0 * source.every_s):
             why = f": {source.trouble}" if source.trouble else ""
-            said = f"{source.name} was last read {source.age_s:.0f} s ago{why}"
-            yield causes.DISCOVERY_STALE, Subject(source=source.name), said
+            what = f"{source.name} was last read {source.age_s:.0f} s ago{why}"
+            yield causes.DISCOVERY_STALE, Subject(source=source.name), what
         for worker_id, (owner, *others) in source.shared.items():
-            said = f"{owner} has the id, left out are {', '.join(others[:NAMED_MAX])}"
+            what = f"{owner} has the id, left out are {', '.join(others[:NAMED_MAX])}"
             if len(others) > NAMED_MAX:
-                said += f" and {len(others) - NAMED_MAX} more"
-            yield causes.WORKER_ID_SHARED, Subject(source=source.name, worker_id=worker_id), said
+                what += f" and {len(others) - NAMED_MAX} more"
+            yield causes.WORKER_ID_SHARED, Subject(source=source.name, worker_id=worker_id), what
 
 
 class WallClock:
@@ -163,8 +163,8 @@ class WallClock:
             self._set_by, self._shown_until = step, now + CLOCK_SET_SHOWN_S
         if now < self._shown_until:
             how = "forward" if self._set_by > 0.0 else "back"
-            said = f"our wall clock went {how} by {abs(self._set_by):.0f} s"
-            yield causes.CLOCK_SET, Subject(), said
+            what = f"our wall clock went {how} by {abs(self._set_by):.0f} s"
+            yield causes.CLOCK_SET, Subject(), what
 
 
 class Habits:
@@ -196,10 +196,10 @@ class Habits:
             subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
             yield causes.UNKNOWN_MODEL, subject, f"{strayed} requests lately, no worker"
         if early >= EARLY_MIN:
-            said = f"{early} reservations were spoken of lately that had expired before"
-            yield causes.EXPIRED_EARLY, Subject(), said
+            what = f"{early} reservations were spoken of lately that had expired before"
+            yield causes.EXPIRED_EARLY, Subject(), what
         elif expired >= EXPIRED_MIN and expired > freed:
-            said = f"{expired} reservations expired lately, {freed} were freed"
-            yield causes.NEVER_FREED, Subject(), said
+            what = f"{expired} reservations expired lately, {freed} were freed"
+            yield causes.NEVER_FREED, Subject(), what
         if namesakes:
             yield causes.REPLICA_NAMESAKE, Subject(), f"{namesakes} messages under our router id"

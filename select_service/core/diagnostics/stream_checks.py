@@ -61,7 +61,7 @@ SKEWS_MIN: Final = 2
 """Looks in a row at new events that must agree about it."""
 
 RUN_S: Final = 60.0
-"""How long what worked before must go wrong until that is said."""
+"""How long what worked before must go wrong until that is reported."""
 
 _STORES: Final = frozenset({"stored", "unreadable"})
 _USABLE: Final = frozenset({"applied", "placeholder", "duplicate_hash"})
@@ -184,14 +184,14 @@ class StreamChecks:
             return
         outcome = max(refused, key=refused.__getitem__)
         if outcome == "other_block_size":
-            said = f"of {tallies.other_block_size} tokens, its record of {self.stream.block_size}"
-            yield causes.BLOCK_SIZE_MISMATCH, f"its events announce blocks {said}"
+            what = f"of {tallies.other_block_size} tokens, its record of {self.stream.block_size}"
+            yield causes.BLOCK_SIZE_MISMATCH, f"its events announce blocks {what}"
         elif outcome == OTHER_PAIRING:
-            said = "single tokens, its record has" if self.stream.is_eagle else "pairs, it has no"
-            yield causes.EAGLE_MISMATCH, f"its events announce {said} is_eagle"
+            what = "single tokens, its record has" if self.stream.is_eagle else "pairs, it has no"
+            yield causes.EAGLE_MISMATCH, f"its events announce {what} is_eagle"
         else:
-            said = f"{run} store events, none could be indexed (mostly {outcome})"
-            yield causes.EVENTS_NOT_INDEXED, said
+            what = f"{run} store events, none could be indexed (mostly {outcome})"
+            yield causes.EVENTS_NOT_INDEXED, what
 
     # -- is it always the same engine? -------------------------------------------------------------
 

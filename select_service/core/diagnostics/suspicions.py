@@ -50,7 +50,7 @@ class Suspicions:
         self.left_out = 0  # findings not reported, ever
 
     def begin(self) -> None:
-        """Begin a round; what one that was broken off has said does not count."""
+        """Begin a round; what one that was broken off has found does not count."""
         self._now = {}
 
     def suspect(self, cause: Cause, subject: Subject, what: str, now: float) -> None:

@@ -103,9 +103,9 @@ class Recorder:
         draws = self.sink.draws
         if not draws:
             return ()
-        said = tuple(draws)
+        taken = tuple(draws)
         draws.clear()
-        return said
+        return taken
 
     def begin(self) -> None:
         """Discard the draws of a decision that failed."""

@@ -65,7 +65,7 @@ class DrainMeter:
         passed = busy_seconds - self._seen_busy_seconds
         self._seen_busy_seconds = busy_seconds
         self._follow_ends(passed)
-        self._follow_words(passed)
+        self._follow_reports(passed)
 
     def _follow_ends(self, passed: float) -> None:
         if passed > 0.0:
@@ -77,7 +77,7 @@ class DrainMeter:
         self._stayed_s += self.work.stayed_s - self._seen_stayed_s
         self._seen_ended, self._seen_stayed_s = self.work.ended, self.work.stayed_s
 
-    def _follow_words(self, passed: float) -> None:
+    def _follow_reports(self, passed: float) -> None:
         """Add the reported work; forget at most as much time as was reported.
 
         So without reports nothing is learned, and nothing forgotten.

@@ -43,7 +43,7 @@ class WaitingPlaces(Protocol):
 
 
 class Judged(NamedTuple):
-    """What the gate has said about a request it did not refuse."""
+    """The gate's decision about a request it did not refuse."""
 
     ask: AdmissionRequest  # the request as the gate saw it
     rows: Rows  # the ranks to choose from
@@ -98,7 +98,7 @@ class Admitter:
         if not (changes.look or gate.returns.size):
             verdict = gate.policy.judge(ask, gate.pool, now)  # usually no other gate needs a look
         if verdict is ADMIT:
-            ticket.asked, ticket.said = ask, gate.admitted
+            ticket.asked, ticket.gate_decision = ask, gate.admitted
         else:
             ask, decision = admission.judge(ticket, ask, rows, now, verdict)
             if decision.code == AT_CAPACITY.code and not ticket.in_batch:

@@ -37,9 +37,9 @@ def with_places(own: str, *others: str | None) -> list[tuple[str, int]]:
     """
     if not any(others):
         return [(own, 1)]  # nearly always
-    whose = prefix_in(own)
+    owner = prefix_in(own)
     names = [name for name in dict.fromkeys(others) if name is not None and name != own]
-    return [*((name, int(prefix_in(name) != whose)) for name in names), (own, 1)]
+    return [*((name, int(prefix_in(name) != owner)) for name in names), (own, 1)]
 
 
 class TenantMemory(Generic[K, V]):

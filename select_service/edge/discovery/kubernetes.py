@@ -147,7 +147,7 @@ class Watched(DiscoverySource[T], Generic[O, T]):
                 while True:
                     if not self._version:
                         await self._list(client)
-                        self._say()
+                        self._log_state()
                     await self._watch(client)
                     await asyncio.sleep(min(self._backoff_s, BACKOFF_S))
         except KubernetesError as error:
@@ -162,7 +162,7 @@ class Watched(DiscoverySource[T], Generic[O, T]):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise SourceFailed("malformed", str(error)) from None
 
-    def _say(self) -> None:
+    def _log_state(self) -> None:
         """Publish the objects, in an order independent of their arrival."""
         self.publish(self._meaning(self, (self._objects[key] for key in sorted(self._objects))))
 
@@ -248,7 +248,7 @@ class Watched(DiscoverySource[T], Generic[O, T]):
                 lines = bytes(rest[:end]).split(b"\n")
                 del rest[: end + 1]
                 if sum(self._take(line) for line in lines if line.strip()):
-                    self._say()
+                    self._log_state()
             if len(rest) > LINE_BYTES_MAX:
                 raise SourceFailed("too_large", f"an event of more than {LINE_BYTES_MAX} bytes")
 

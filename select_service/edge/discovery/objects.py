@@ -240,7 +240,7 @@ def replicas_of_slices(
     return frozenset(endpoints)
 
 
-def _said(meta: Meta) -> dict[str, str]:
+def _annotations(meta: Meta) -> dict[str, str]:
     """Return our annotations, without their prefix."""
     return {
         key.removeprefix(PREFIX): value
@@ -258,27 +258,32 @@ def _found(
 
 def _worker_id(meta: Meta, name: str) -> int:
     """Return a pod's worker id; one created anew under its name is the same worker."""
-    worker_id = _whole(_said(meta), "worker-id")
+    worker_id = _whole(_annotations(meta), "worker-id")
     if worker_id is None:
         return xxh3_64_intdigest(f"{meta.namespace}/{name}".encode())
     return worker_id
 
 
 def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> WorkerSpec:
-    said = _said(meta)
-    start, size = _whole(said, "data-parallel-start-rank"), _whole(said, "data-parallel-size")
-    port = _port(said, "port", ports, HTTP)
+    annotations = _annotations(meta)
+    start, size = (
+        _whole(annotations, "data-parallel-start-rank"),
+        _whole(annotations, "data-parallel-size"),
+    )
+    port = _port(annotations, "port", ports, HTTP)
     if port is None:
         port = next(iter(ports.values()), None)  # the first named port
-    events = _port(said, "kv-events-port", ports, KV_EVENTS)
-    replay = _port(said, "kv-replay-port", ports, KV_REPLAY)
+    events = _port(annotations, "kv-events-port", ports, KV_EVENTS)
+    replay = _port(annotations, "kv-replay-port", ports, KV_REPLAY)
     host = f"[{address}]" if ":" in address else address
     fields = {
         "worker_id": _worker_id(meta, name),
-        "model_name": said.get("model-name", "default"),
-        "tenant_id": said.get("tenant-id", "default"),
-        "endpoint": None if port is None else f"{said.get('scheme', 'http')}://{host}:{port}",
-        "block_size": _whole(said, "block-size"),
+        "model_name": annotations.get("model-name", "default"),
+        "tenant_id": annotations.get("tenant-id", "default"),
+        "endpoint": None
+        if port is None
+        else f"{annotations.get('scheme', 'http')}://{host}:{port}",
+        "block_size": _whole(annotations, "block-size"),
         "data_parallel_start_rank": start,
         "data_parallel_size": size,
         "kv_events_endpoints": _by_rank(events, start or 0, size, address),
@@ -286,19 +291,19 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "replay_endpoints": {}
         if size is None or size == 1  # the single endpoint says it
         else _by_rank(replay, start or 0, size, address),
-        "max_num_batched_tokens": _whole(said, "max-num-batched-tokens"),
-        "max_num_seqs": _whole(said, "max-num-seqs"),
-        "total_kv_blocks": _whole(said, "total-kv-blocks"),
-        "stable_routing_id": said.get("stable-routing-id"),
-        "is_eagle": _switch(said, "is-eagle"),
-        "taints": _list(said.get("taints", "")),
-        "topology_domains": _pairs(said, "topology-domains"),
-        "kv_transfer_domain": said.get("kv-transfer-domain"),
-        "kv_transfer_enforcement": said.get("kv-transfer-enforcement"),
-        "kv_transfer_preferred_weight": _number(said, "kv-transfer-preferred-weight"),
-        "role": said.get("role"),
-        "kv_events": said.get("kv-events"),
-        "kv_cache_report_mode": said.get("kv-cache-report-mode"),
+        "max_num_batched_tokens": _whole(annotations, "max-num-batched-tokens"),
+        "max_num_seqs": _whole(annotations, "max-num-seqs"),
+        "total_kv_blocks": _whole(annotations, "total-kv-blocks"),
+        "stable_routing_id": annotations.get("stable-routing-id"),
+        "is_eagle": _switch(annotations, "is-eagle"),
+        "taints": _list(annotations.get("taints", "")),
+        "topology_domains": _pairs(annotations, "topology-domains"),
+        "kv_transfer_domain": annotations.get("kv-transfer-domain"),
+        "kv_transfer_enforcement": annotations.get("kv-transfer-enforcement"),
+        "kv_transfer_preferred_weight": _number(annotations, "kv-transfer-preferred-weight"),
+        "role": annotations.get("role"),
+        "kv_events": annotations.get("kv-events"),
+        "kv_cache_report_mode": annotations.get("kv-cache-report-mode"),
     }
     try:
         return msgspec.convert(fields, WorkerSpec)  # the same validation as for HTTP
@@ -314,8 +319,8 @@ def _by_rank(port: int | None, start: int, size: int | None, address: str) -> di
     return {str(start + i): endpoint_of(address, port + i) for i in range(ranks)}
 
 
-def _whole(said: Mapping[str, str], key: str) -> int | None:
-    text = said.get(key)
+def _whole(annotations: Mapping[str, str], key: str) -> int | None:
+    text = annotations.get(key)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
@@ -323,17 +328,19 @@ def _whole(said: Mapping[str, str], key: str) -> int | None:
     return int(text)
 
 
-def _number(said: Mapping[str, str], key: str) -> float | None:
-    text = said.get(key)
+def _number(annotations: Mapping[str, str], key: str) -> float | None:
+    text = annotations.get(key)
     try:
         return None if text is None else float(text)
     except ValueError:
         raise BadAnnotation(f"{PREFIX}{key}: {text!r:.64} is not a number") from None
 
 
-def _port(said: Mapping[str, str], key: str, ports: Mapping[str, int], usual: str) -> int | None:
+def _port(
+    annotations: Mapping[str, str], key: str, ports: Mapping[str, int], usual: str
+) -> int | None:
     """Return a port by number or by name; without the annotation, the port with the usual name."""
-    text = said.get(key)
+    text = annotations.get(key)
     if text is None:
         return ports.get(usual)
     port = int(text) if text.isascii() and text.isdigit() else ports.get(text)
@@ -342,8 +349,8 @@ def _port(said: Mapping[str, str], key: str, ports: Mapping[str, int], usual: st
     return port
 
 
-def _switch(said: Mapping[str, str], key: str) -> bool | None:
-    text = said.get(key)
+def _switch(annotations: Mapping[str, str], key: str) -> bool | None:
+    text = annotations.get(key)
     if text not in (None, "true", "false"):
         raise BadAnnotation(f"{PREFIX}{key}: {text!r} is neither true nor false")
     return None if text is None else text == "true"
@@ -353,9 +360,9 @@ def _list(text: str) -> list[str]:
     return [part for part in (part.strip() for part in text.split(",")) if part]
 
 
-def _pairs(said: Mapping[str, str], key: str) -> dict[str, str]:
+def _pairs(annotations: Mapping[str, str], key: str) -> dict[str, str]:
     pairs = {}
-    for part in _list(said.get(key, "")):
+    for part in _list(annotations.get(key, "")):
         name, equals, value = part.partition("=")
         if not equals:
             raise BadAnnotation(f"{PREFIX}{key}: {part[:64]!r} is not name=value")

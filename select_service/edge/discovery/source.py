@@ -31,7 +31,7 @@ class SourceFailed(Exception):
     Args:
         kind: of the failure.
         why: for people.
-        is_transient: nothing was said against what is known; only the connection has failed.
+        is_transient: nothing contradicts what is known; only the connection has failed.
         retry_after_s: the other side wants to be left alone for so long.
     """
 
@@ -86,7 +86,7 @@ class DiscoverySource(Generic[T]):
         self.clock, self._good_at = clock, clock()
 
     def is_good(self) -> None:
-        """Note that the source was just read, or has said that nothing else is new."""
+        """Note that the source was just read, or has reported that nothing else is new."""
         self._good_at = self.clock()
         self.trouble = ""
 

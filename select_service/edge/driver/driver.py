@@ -299,10 +299,10 @@ class Driver(
         self.note_change("settings", {**core, **admission})
 
     def dump(
-        self, tenants: frozenset[str] | None = None, whose: str | None = None
+        self, tenants: frozenset[str] | None = None, charged_to: str | None = None
     ) -> AsyncIterator[bytes]:
         """GET /dump, as pieces of JSON; see `Dumps.begin`."""
-        return self.dumps.begin(tenants, whose)
+        return self.dumps.begin(tenants, charged_to)
 
     # -- what other parts read -----------------------------------------------------------------
 

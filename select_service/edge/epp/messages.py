@@ -98,8 +98,8 @@ def _described() -> descriptor_pb2.FileDescriptorProto:
 
 
 def _add_field(message: Any, text: str) -> None:
-    words, _, oneof = text.partition(" |")
-    number, name, kind = words.split(" ")
+    declaration, _, oneof = text.partition(" |")
+    number, name, kind = declaration.split(" ")
     field = message.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
     if kind.endswith("{}"):
         entry = message.nested_type.add(name="".join(map(str.title, name.split("_"))) + "Entry")

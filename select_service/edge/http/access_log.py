@@ -62,7 +62,7 @@ def _ids(path: bytes, answer: Response | None) -> dict[str, str]:
         return {}
     decode = msgspec.json.decode if answer.body.startswith(b"{") else msgspec.msgpack.decode
     try:
-        said = decode(answer.body, type=_Ids)
+        ids = decode(answer.body, type=_Ids)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    return {name: value for name, value in msgspec.structs.asdict(said).items() if value}
+    return {name: value for name, value in msgspec.structs.asdict(ids).items() if value}

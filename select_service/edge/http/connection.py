@@ -351,21 +351,21 @@ class HttpConnection(RequestParser):
         if version != "1.1" and not is_old:
             return None  # `judge_framing` refuses it
         is_last = is_old or not self.parser.should_keep_alive()
-        said = plain_fields(self.headers, self.header_cache.names, is_old=is_old)
-        if said is None:
+        fields = plain_fields(self.headers, self.header_cache.names, is_old=is_old)
+        if fields is None:
             return None
         head = self.application.head_of(
-            said.content_type, said.accept, said.credentials, self._certificate
+            fields.content_type, fields.accept, fields.credentials, self._certificate
         )
         self._head = head
-        call = self.application.call_for(self.parser.get_method(), self.url, head, said.length)
+        call = self.application.call_for(self.parser.get_method(), self.url, head, fields.length)
         if is_last and call is not None:
             self.is_last = True
-        if said.is_chunked:  # chunks need the parser
+        if fields.is_chunked:  # chunks need the parser
             return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers must not evict the heads of others
-        if call is not None and self._lines_read.count(b"\n") == said.kept:
+        if call is not None and self._lines_read.count(b"\n") == fields.kept:
             lines = _OLD + self._lines_read if is_old else self._lines_read
             self.heads.learn(lines, replace(head, is_last=True) if is_last else head)
         return call

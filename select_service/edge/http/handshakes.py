@@ -178,8 +178,8 @@ class Handshakes:
 def _fault(error: OSError) -> str:
     """Classify a failure as one of `HANDSHAKE_FAULTS`."""
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        said = error.reason or ""
-        if said in {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"}:
+        reason = error.reason or ""
+        if reason in {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"}:
             return "plain"
-        return "certificate" if "CERTIFICATE" in said else "protocol"
+        return "certificate" if "CERTIFICATE" in reason else "protocol"
     return "timeout" if isinstance(error, ConnectionAbortedError) else "gone"

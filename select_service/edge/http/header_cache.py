@@ -72,10 +72,10 @@ class HeaderCache:
             is kept, so that the head is not found in memory and the parser reports what is wrong.
         """
         kept = self._left_out(b"", lines)
-        said = _LENGTH.search(kept)
-        if said is None:
+        length = _LENGTH.search(kept)
+        if length is None:
             return kept, 0
-        return kept[: said.start()] + kept[said.end() :], int(said[1])
+        return kept[: length.start()] + kept[length.end() :], int(length[1])
 
 
 @lru_cache

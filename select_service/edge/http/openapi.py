@@ -342,14 +342,14 @@ def _bound(schema: object) -> None:
 
 
 def _operation(route: Route[Handler], tag: str, schema_of: dict[str, Any]) -> dict[str, Any]:
-    words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
+    parts = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
     if route.method == "GET" and route.pattern.endswith("}"):  # distinguishes it from the list
-        words.append("one")
+        parts.append("one")
     operation: dict[str, object] = {
         "tags": [tag],
         "summary": route.summary,
         "description": route.description,
-        "operationId": "_".join(word for word in words if word),
+        "operationId": "_".join(part for part in parts if part),
     }
     parameters = [_parameter(name, "path") for name in _PARAM.findall(route.pattern)]
     parameters += [_parameter(name, "query") for name in route.query]

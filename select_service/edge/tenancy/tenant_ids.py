@@ -125,9 +125,9 @@ class TenantIds:
     def result_named_by_client(self, one: SelectBatchResult) -> SelectBatchResult:
         """Return one result of a batch with the client's ids."""
         for name in ("selection", "cache_threshold"):
-            said = getattr(one, name)
-            if said is not UNSET:
-                return msgspec.structs.replace(one, **{name: self.named_by_client(said)})
+            answer = getattr(one, name)
+            if answer is not UNSET:
+                return msgspec.structs.replace(one, **{name: self.named_by_client(answer)})
         if one.error is UNSET:
             return one
         return msgspec.structs.replace(one, error=self._without_prefix(one.error))

@@ -116,7 +116,7 @@ class TenantView:
         self.keeper, self.bookings = service.keeper, service.bookings
         self._service = service
         self._tenants = frozenset(tenants)
-        self._whose = tenants[0]  # who is charged with what is of no scope
+        self._charged_to = tenants[0]  # for what is of no scope
         self._names = TenantIds(service.core, tenants, note_foreign)
         self._note_foreign = note_foreign
 
@@ -448,7 +448,7 @@ class TenantView:
 
     def dump(self) -> AsyncIterator[bytes]:
         """GET /dump."""
-        return self._service.dump(self._tenants, self._whose)
+        return self._service.dump(self._tenants, self._charged_to)
 
 
 def _of_scope(refusal: NoSchedulableWorker, scope: Scope) -> NoSchedulableWorker:

@@ -184,8 +184,11 @@ class _Builder:
         resource = resources.Resource.create()
         if str(resource.attributes.get(_SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(resources.Resource({_SERVICE_NAME: "select-service"}))
-        said: dict[str, str | int] = {"service.version": __version__, "process.pid": os.getpid()}
-        self._resource = resources.Resource({**said}).merge(resource)
+        attributes: dict[str, str | int] = {
+            "service.version": __version__,
+            "process.pid": os.getpid(),
+        }
+        self._resource = resources.Resource({**attributes}).merge(resource)
         self._scope = InstrumentationScope("select_service", __version__)
         self._flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         self._random = random.Random(random.SystemRandom().getrandbits(256)).getrandbits
@@ -266,13 +269,13 @@ def _session(proxy_from_environment: bool) -> requests.Session:  # noqa: FBT001 
             **options: Any,
         ) -> requests.Response:
             answer = super().send(request, **{**options, "stream": True})
-            said = b""
+            read = b""
             for piece in answer.iter_content(ANSWER_BYTES_MAX):
-                said += piece
-                if len(said) > ANSWER_BYTES_MAX:
+                read += piece
+                if len(read) > ANSWER_BYTES_MAX:
                     answer.raw.close()  # the only way to stop reading
                     break
-            answer._content = said  # noqa: SLF001 - as reading it does
+            answer._content = read  # noqa: SLF001 - as reading it does
             return answer
 
     names = ("HEADERS", "TRACES_HEADERS", "ENDPOINT", "TRACES_ENDPOINT")
@@ -307,10 +310,12 @@ def _refusal(body: bytes) -> dict[str, object]:
         msgspec.json.decode if body.startswith(b"{") else msgspec.msgpack.decode
     )
     try:
-        said = decode(body, type=_Refusal)
+        refusal = decode(body, type=_Refusal)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    named = {f"{_PREFIX}refusal.{name}": getattr(said, name) for name in _Refusal.__struct_fields__}
+    named = {
+        f"{_PREFIX}refusal.{name}": getattr(refusal, name) for name in _Refusal.__struct_fields__
+    }
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -235,8 +235,8 @@ def _found(marks: Marks) -> _Facts:
         _add_placement(found, marks.placement)
     answer = marks.answer
     if answer is None and marks.ticket is not None:
-        said = marks.ticket.answer
-        answer = said if isinstance(said, Selection | PairSelection | CacheThreshold) else None
+        given = marks.ticket.answer
+        answer = given if isinstance(given, Selection | PairSelection | CacheThreshold) else None
     if answer is not None:
         _add_answer(found, answer)
     return found

@@ -54,7 +54,7 @@ members = st.fixed_dictionaries(
 def ticket_of(one: dict[str, Any], is_explained: bool, wishes: Any = UNSET) -> Any:
     """A request and its ticket; of kinds that are read where they lie, and of those not."""
     prompt = prompt_of(one["hashes"], None, 48)
-    names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "said": "said"}
+    names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "gate_decision": "said"}
     asked = {
         "selection_id": one["selection_id"],
         "explain": is_explained,
@@ -236,7 +236,12 @@ def test_a_record_without_its_bytes_is_refused(twin: ModuleType, lacks: str) -> 
     else:
         prompt.block_hashes = None
     ticket = SimpleNamespace(
-        prompt=prompt, request=request, since=0.0, reservation_id=None, asked=None, said="said"
+        prompt=prompt,
+        request=request,
+        since=0.0,
+        reservation_id=None,
+        asked=None,
+        gate_decision="said",
     )
     ring = twin.RecordRing(4, 1 << 20, 0)
     with pytest.raises(TypeError):
