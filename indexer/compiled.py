@@ -58,18 +58,18 @@ def complaints() -> list[str]:
     """Return a line for each of those; kernels that were not built have one together."""
     found = unwanted()
     absent = [name for name, why in found.items() if why == _NOT_BUILT]
-    told = [
+    lines = [
         f"{kernel}: {objection}; plain Python is used instead"
         for kernel, objection in found.items()
         if objection != _NOT_BUILT
     ]
     if absent:
-        told.append(
+        lines.append(
             f"{len(absent)} OF {len(_OBJECTIONS)} COMPILED KERNELS ARE MISSING, and all is several "
             "times slower: install a C compiler and Python's headers, and install again "
             f"({', '.join(sorted(absent))})"
         )
-    return told
+    return lines
 
 
 def _objection(kernel: str, abi: int) -> str:

@@ -85,7 +85,7 @@ class FrozenGroups(Struct, frozen=True, array_like=True):
     tier: int
     names: bytes  # packed, each once
     more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
-    hearsay: dict[int, bytes] = {}  # group → names that only a dump has told of, packed
+    hearsay: dict[int, bytes] = {}  # group → names that only a dump has, packed
     is_in_force: bool = True  # see `LimitingGroups`
     is_all: bool = False  # whether the engine has no group of full attention
 
@@ -114,7 +114,7 @@ class _Blocks:
         self.everyone = _Mask(0)  # the groups that hold some
         self.held: NameMap[_Mask] = NameMap()
         self.more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
-        self.hearsay: dict[int, set[int]] = {}  # group → names that only a dump has told of
+        self.hearsay: dict[int, set[int]] = {}  # group → names that only a dump has
         self._masks = {0: self.everyone}
 
     def _mask(self, bits: int) -> _Mask:
@@ -207,10 +207,11 @@ class _Blocks:
         return {group: some for group, some in found.items() if some}
 
     def hearsay_of(self, groups: Iterable[int], names: list[int]) -> dict[int, bytes]:
-        """Return those of the blocks, packed, that only a dump has told of."""
-        told = {group: self.hearsay[group] for group in groups if self.hearsay.get(group)}
+        """Return those of the blocks, packed, that only a dump has."""
+        dump_only = {group: self.hearsay[group] for group in groups if self.hearsay.get(group)}
         found = {
-            group: pack_names([name for name in names if name in of]) for group, of in told.items()
+            group: pack_names([name for name in names if name in of])
+            for group, of in dump_only.items()
         }
         return {group: some for group, some in found.items() if some}
 
@@ -234,7 +235,7 @@ class LimitingGroups:
         self.prefixes: SparsePrefixes | None = None
         self.rules: dict[int, GroupRule] = {}
         # A group that holds nothing on a tier does not limit matches there: not every connector
-        # moves, or tells of, all groups.
+        # moves, or reports, all groups.
         self._tiers: list[dict[GroupRule, _Blocks]] = [{} for _ in Tier]
 
     def __len__(self) -> int:
@@ -290,7 +291,7 @@ class LimitingGroups:
         self._tiers[tier][self.rules[group]].hearsay.setdefault(group, set()).update(names)
 
     def is_sure(self, tier: int, group: int, name: int) -> bool:
-        """Say whether the engine has told that a group holds a block on a tier."""
+        """Say whether the engine has reported that a group holds a block on a tier."""
         rule = self.rules.get(group)
         blocks = None if rule is None else self._tiers[tier].get(rule)
         return (

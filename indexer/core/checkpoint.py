@@ -198,7 +198,9 @@ def _hearsay(holder: Holder, node: Node, held: int) -> list[bytes] | None:
     if holder.hearsay is None or not any(holder.hearsay):
         return None
     names = [*holder.names_held(node, held)]
-    return [b"".join(pack_name(name) for name in names if name in told) for told in holder.hearsay]
+    return [
+        b"".join(pack_name(name) for name in names if name in known) for known in holder.hearsay
+    ]
 
 
 class _Place(NamedTuple):

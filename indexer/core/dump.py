@@ -111,7 +111,7 @@ class _View(NamedTuple):
     run: bytes
     on_tier: int  # positions held on the tier being dumped
     known: int  # positions held on any tier
-    told: int  # leading positions that the device part of the dump contains
+    dumped: int  # leading positions that the device part of the dump contains
     aliases: dict[int, _Names]
     before: list[int | None]  # parent of the first block, as `parents` returns it
 
@@ -127,7 +127,7 @@ class _View(NamedTuple):
             return self.before
         position -= 1
         if position in self.aliases:
-            return [_told_first(self.aliases[position], on_device=position < self.told)]
+            return [_dumped_first(self.aliases[position], on_device=position < self.dumped)]
         name = _hash_at(self.run, position)
         if self.known >> position & 1 or (name and name not in self.holder.where):
             return [name]
@@ -138,7 +138,7 @@ class _View(NamedTuple):
         return DumpBlock(block_hash=name, tokens_hash=_hash_at(self.edge, position))
 
 
-def _told_first(names: _Names, *, on_device: bool) -> int:
+def _dumped_first(names: _Names, *, on_device: bool) -> int:
     """Return the name that comes first in the dump, so that a reader knows the parent first."""
 
     def order(entry: tuple[int, int]) -> int:
@@ -252,7 +252,7 @@ def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier, alive: int) -
         run=holder.runs[node],
         on_tier=node.held_on(holder_id, tier),
         known=node.held_anywhere(holder_id),
-        told=leading_run(node.held_on(holder_id, Tier.DEVICE)) if reached else 0,
+        dumped=leading_run(node.held_on(holder_id, Tier.DEVICE)) if reached else 0,
         aliases={position: list(names.items()) for position, names in places.items()},
         before=_before(holder, node, on_device=reached),
     )
@@ -268,7 +268,7 @@ def _before(holder: Holder, node: Node, *, on_device: bool) -> list[int | None]:
     last = parent.size - 1
     names = (parent.names_at(holder.holder_id) or {}).get(last)
     if names is not None:
-        return [_told_first([*names.items()], on_device=on_device)]
+        return [_dumped_first([*names.items()], on_device=on_device)]
     name = holder.name_at(parent, last)
     return [] if name is None else [name]
 

@@ -1,6 +1,6 @@
-"""Which stores are reports: engines that also tell what a prompt found in their cache.
+"""Which stores are reports: engines that also report what a prompt found in their cache.
 
-For a request with `kv_cache_report_mode: "full"` vLLM tells of the blocks that the prompt found as
+For a request with `kv_cache_report_mode: "full"` vLLM reports the blocks that the prompt found as
 if they were stored: one event per cache group, without a parent, that names every block up to the
 end of the match, also those that windows and states do not keep. What it computes behind a match
 has a parent. So a store without one is a report, or the prompt found nothing; and what there was
@@ -39,7 +39,7 @@ NO_GROUP: Final = -1
 class FullReports:
     """Tells the reports of one stream from its other stores."""
 
-    __slots__ = ("_index", "_is_report", "_kinds", "_rules", "_span", "_told_by")
+    __slots__ = ("_groups", "_index", "_is_report", "_kinds", "_rules", "_span")
 
     def __init__(
         self, index: KvIndex, kinds: Mapping[int, bool], rules: Mapping[int, GroupRule]
@@ -48,7 +48,7 @@ class FullReports:
         self._kinds = kinds  # group → whether the tree has its blocks
         self._rules = rules  # of the others that limit what a prompt finds
         self._span: tuple[object, ...] = ()  # of the last store that was judged
-        self._told_by: set[int] = set()  # groups
+        self._groups: set[int] = set()  # groups
         self._is_report = False
 
     def judge(
@@ -60,20 +60,20 @@ class FullReports:
         """
         self._index.groups.needs_whole_prompts = True
         tokens = event.token_ids
-        # groups of smaller blocks also tell of what is behind the last of the others
+        # groups of smaller blocks also report what is behind the last of the others
         whole = len(tokens) - len(tokens) % self._index.block_size or len(tokens)
         span = (rank, event.tier, batch, whole, tokens[0], tokens[whole - 1])
-        if span == self._span and event.group not in self._told_by:
-            self._told_by.add(event.group)
+        if span == self._span and event.group not in self._groups:
+            self._groups.add(event.group)
             return self._is_report
         is_prompt, is_report = self._is_whole_prompt(event, rank, batch, namespace), False
         if event.is_whole:
             is_report = yield from self._is_found(event, rank, is_prompt=is_prompt)
-        self._span, self._told_by, self._is_report = span, {event.group}, is_report
+        self._span, self._groups, self._is_report = span, {event.group}, is_report
         return is_report
 
     def lacking(self, event: BlockStored, rank: WorkerRank) -> list[int]:
-        """Return which blocks a group that limits matches has, by a report, and did not tell of.
+        """Return which blocks a group that limits matches has, by a report, and did not name.
 
         It names all blocks of the match, and has the last ones.
         """
@@ -90,7 +90,7 @@ class FullReports:
         index, tier, rule = self._index, event.tier, self._rules.get(event.group)
         assert tier is not None
         if rule is not None and event.group not in index.groups.rules(rank):
-            return False  # it is the first that this group tells
+            return False  # it is the first that this group reports
         names: Names = event.block_hashes
         if rule is not None and event.block_size > index.block_size:
             # the blocks between are not named: only this group's own can be looked up
@@ -115,7 +115,7 @@ class FullReports:
         """Return whether a prompt is known that ends so; one event may be it."""
         is_told = event.is_whole and event.block_size == self._index.block_size
         if has_extra_keys(event) and not is_told:
-            return False  # which blocks of the partition they belong to is not told
+            return False  # which blocks of the partition they belong to is unknown
         last = len(event.token_ids) // self._index.block_size
         try:
             end = local_hashes(self._index, event, namespace, max(last - 2, 0), last)
@@ -139,7 +139,7 @@ def _held(
 def store_lacking(
     index: KvIndex, rank: WorkerRank, event: BlockStored, namespace: Namespace
 ) -> Generator[int, None, int]:
-    """Store those blocks of a report that the engine has not told of; return how many.
+    """Store those blocks of a report that the engine has not reported; return how many.
 
     The caller heals what waited for them.
 

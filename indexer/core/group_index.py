@@ -1,4 +1,4 @@
-"""The cache groups of all ranks of one index that limit matches, and what they tell of prefixes.
+"""The cache groups of all ranks of one index that limit matches, and what they know of prefixes.
 
 `cache_groups.py` has the blocks of one rank's groups. Here is which ranks have such groups, and
 which have no others: models without full attention, whose prefixes `sparse_prefixes.py` stores.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes, Tier, WorkerRank
 
 WHOLE_PROMPTS_MAX: Final = 4096
-"""Ends of whole prompts remembered, until their engines have told of them."""
+"""Ends of whole prompts remembered, until their engines report them."""
 
 EARLY_PROMPTS_MAX: Final = 64
 """Of them, as long as it is not known whether any engine has no full attention."""
@@ -42,7 +42,7 @@ class GroupIndex:
         self.needs_whole_prompts = False
         """Whether any rank ever had no group of full attention, or reports in full."""
         self.whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
-        """Ends of prompts, oldest first, and where they were told of."""
+        """Ends of prompts, oldest first, and where they were seen."""
 
     def store(
         self,
@@ -61,7 +61,7 @@ class GroupIndex:
         return self._ranks[rank].limiting_for_change().store(tier, group, engine_hashes, rule)
 
     def lacking(self, rank: WorkerRank, tier: Tier, group: int, names: Names) -> list[int]:
-        """Return those blocks that the engine has not told of as held by a group on a tier."""
+        """Return those blocks that the engine has not reported as held by a group on a tier."""
         limiting = self._ranks[rank].limiting
         if limiting is None:
             return list(names)
@@ -118,16 +118,16 @@ class GroupIndex:
         if holder is not None and holder.limiting is not None:
             holder.limiting.forget(group)
 
-    def load(self, rank: WorkerRank, tier: Tier, told: DumpGroups) -> int:
-        """Take in what a dump tells of groups; return how many blocks it changed."""
-        rule = GroupRule(max(told.blocks, 1), max(told.stride, 1))
-        names = [name & U64_MASK for name in told.block_hashes]
+    def load(self, rank: WorkerRank, tier: Tier, dumped: DumpGroups) -> int:
+        """Take in what a dump has of groups; return how many blocks it changed."""
+        rule = GroupRule(max(dumped.blocks, 1), max(dumped.stride, 1))
+        names = [name & U64_MASK for name in dumped.block_hashes]
         limiting, accepted = self._ranks[rank].limiting_for_change(), 0
-        for group in told.groups:
+        for group in dumped.groups:
             accepted = limiting.store(tier, group, names, rule)
             if accepted:
                 limiting.note_hearsay(tier, group, names)
-        if told.without_full_attention is True:
+        if dumped.without_full_attention is True:
             self._begin_sparse(limiting)
         self.limit(rank)
         return accepted

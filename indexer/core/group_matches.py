@@ -2,7 +2,7 @@
 
 Such a rank cannot reuse all that its full-attention blocks match: see `cache_groups`. Its match on
 a tier ends where every group allows it, and the next tier goes on from there. `index.py` calls it
-for the ranks that told of such groups; no other rank pays for it.
+for the ranks that reported such groups; no other rank pays for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank's names for its blocks, their places in the tree, and their reference counts.
 
 The holder keeps names and counts; the nodes record which holder covers which position. It never
-changes the shape of the tree: `radix_tree.py` does, and tells the holders when nodes move.
+changes the shape of the tree: `radix_tree.py` does, and updates the holders when nodes move.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Holder:
         # moment of the history that a replay repeats: the first store of such a block is taken to
         # be the one in the dump, or the block would need one removal too many.
         self.hearsay: list[set[int]] | None = None
-        # blocks of other cache groups than full attention; None: the engine told of none
+        # blocks of other cache groups than full attention; None: the engine reported none
         self.limiting: LimitingGroups | None = None
 
     @property
@@ -160,7 +160,7 @@ class Holder:
         return len(self.where) + (len(self.limiting) if self.limiting is not None else 0)
 
     def references(self, tier: int) -> int:
-        """Return how many blocks the engine told of on a tier, copies included."""
+        """Return how many blocks the engine reported on a tier, copies included."""
         counts = self.counts[tier]
         return self.blocks[tier] + (0 if counts is None else counts.more)
 
@@ -281,7 +281,7 @@ class Holder:
         return held
 
     def is_sure(self, tier: int, group: int, name: int) -> bool:
-        """Say whether the engine, and not only a dump, has told that a group holds a block."""
+        """Say whether the engine, and not only a dump, has reported that a group holds a block."""
         is_held = self.is_on(tier, name) and self.is_counted(tier, name, group)
         return is_held and (self.hearsay is None or name not in self.hearsay[tier])
 
@@ -331,8 +331,8 @@ class Holder:
         for counts in self.counts:
             if counts is not None:
                 counts.forget(name)
-        for told in self.hearsay or ():
-            told.discard(name)
+        for names in self.hearsay or ():
+            names.discard(name)
 
     def group_of_store(self, group: int) -> int:
         """Return the group to count a store in; an empty holder makes it its home."""

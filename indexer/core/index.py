@@ -91,7 +91,7 @@ class KvIndex:
         self.orphan_blocks_dropped = 0
         self._events_refused = 0
         self.on_clear: Callable[[int], None] | None = None
-        """Is told the slot of a rank whose cache is empty, whether or not the index had any of it.
+        """Called with the slot of a rank whose cache is empty, also if the index had none of it.
 
         It must not lead back here, or whoever lets go of an index keeps it until the collector
         comes."""
@@ -463,8 +463,8 @@ class KvIndex:
         while True:
             try:
                 next(counting)
-            except StopIteration as told:
-                stats: IndexStats = told.value
+            except StopIteration as end:
+                stats: IndexStats = end.value
                 return stats
 
     def count_in_steps(self) -> Generator[None, None, IndexStats]:

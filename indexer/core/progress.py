@@ -98,7 +98,7 @@ class StreamProgress:
 
     @property
     def reports_in_full(self) -> bool:
-        """Whether the engine also tells which blocks prompts find in its cache."""
+        """Whether the engine also reports which blocks prompts find in its cache."""
         return self._writer.reports_in_full
 
     @property

@@ -109,7 +109,7 @@ class StreamRegistry:
     ) -> EventStream:
         """Open a stream with an unset cursor for a rank of an open partition.
 
-        An engine that reports in full also tells which blocks prompts find in its cache.
+        An engine that reports in full also reports which blocks prompts find in its cache.
         """
         stream = EventStream(
             scope,

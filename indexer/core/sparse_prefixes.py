@@ -51,7 +51,7 @@ STEP_BLOCKS: Final = 512
 _MADE_UP_SEED: Final = 0x5EED
 
 
-def told_by(
+def read(
     index: KvIndex,
     rank: WorkerRank,
     event: BlockStored,
@@ -59,7 +59,7 @@ def told_by(
     batch: int | None,
     namespace: Namespace,
 ) -> Generator[int, None, SparseStore | None]:
-    """Return what an event tells of a prefix, if anything; yield costs in blocks."""
+    """Return what an event says of a prefix, if anything; yield costs in blocks."""
     size, tokens = index.block_size, event.token_ids
     is_coloured = has_extra_keys(event)
     if (
@@ -69,7 +69,7 @@ def told_by(
         or index.is_eagle
         or event.block_size % size
         or len(tokens) % event.block_size
-        # what else unnamed blocks depend on is not told
+        # what else unnamed blocks depend on is unknown
         or (is_coloured and not (event.is_whole and event.block_size == size))
         or len(tokens) // size > index.room(rank)
     ):
@@ -94,7 +94,7 @@ def told_by(
     )
 
 
-def store(index: KvIndex, holder: Holder, told: SparseStore) -> Iterator[int]:
+def store(index: KvIndex, holder: Holder, sparse: SparseStore) -> Iterator[int]:
     """Hold the prefix of the blocks named; yield the number of blocks after each step.
 
     A prefix whose beginning is not known is left out.
@@ -102,63 +102,63 @@ def store(index: KvIndex, holder: Holder, told: SparseStore) -> Iterator[int]:
     assert holder.limiting is not None
     prefixes = holder.limiting.prefixes
     assert prefixes is not None
-    yield from _correct(index, holder, prefixes, told)
-    span = told.span
-    if not told.names and span == 1:
+    yield from _correct(index, holder, prefixes, sparse)
+    span = sparse.span
+    if not sparse.names and span == 1:
         return  # a block of output, which no prompt can reuse
-    if span > len(told.names) > told.need:
-        # where the others are is not told
-        told = told._replace(names=told.names[-told.need :])
-    first = _first_named(index, holder, prefixes, told)
-    chunk = None if told.parent is None else _chunk_before(holder, prefixes, told)
-    if told.parent is not None and told.parent not in holder.where:
+    if span > len(sparse.names) > sparse.need:
+        # where the others are is unknown
+        sparse = sparse._replace(names=sparse.names[-sparse.need :])
+    first = _first_named(index, holder, prefixes, sparse)
+    chunk = None if sparse.parent is None else _chunk_before(holder, prefixes, sparse)
+    if sparse.parent is not None and sparse.parent not in holder.where:
         # the chunk before ended with a block that has no name but this
         if chunk is None or not (chunk.parent is None or chunk.parent in holder.where):
             return
-        told = told._replace(parent=chunk.parent, local=chunk.local + told.local)
-    if told.names:
-        if told.group in prefixes.short:
-            prefixes.short[told.group] = told
-        yield from _hold_from(index, holder, told, told.span - span + first)
-    elif len(told.local) <= CHUNK_BYTES_MAX:
-        prefixes.chunks.setdefault(told.group, deque(maxlen=CHUNKS_MAX)).append(told)
+        sparse = sparse._replace(parent=chunk.parent, local=chunk.local + sparse.local)
+    if sparse.names:
+        if sparse.group in prefixes.short:
+            prefixes.short[sparse.group] = sparse
+        yield from _hold_from(index, holder, sparse, sparse.span - span + first)
+    elif len(sparse.local) <= CHUNK_BYTES_MAX:
+        prefixes.chunks.setdefault(sparse.group, deque(maxlen=CHUNKS_MAX)).append(sparse)
 
 
 def _first_named(
-    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, sparse: SparseStore
 ) -> int:
     """Return the number of the first block that has a name.
 
     vLLM keeps what a match of the whole prompt needs: the blocks before its last token. They end
     with the event's tokens, or one block before if the prompt fills its last block.
     """
-    named, span = len(told.names), told.span
+    named, span = len(sparse.names), sparse.span
     first = span - named
-    if not 0 < named < span or told.stride > 1:
+    if not 0 < named < span or sparse.stride > 1:
         return first
-    if index.groups.is_whole_prompt(told.local, holder.rank, told.batch):
+    if index.groups.is_whole_prompt(sparse.local, holder.rank, sparse.batch):
         return first - 1
-    if _is_known(index.tree, holder, told, first - 1):
+    if _is_known(index.tree, holder, sparse, first - 1):
         return first - 1
-    if named < told.need:
+    if named < sparse.need:
         if first > 1:
             return first  # more will follow
         # there would be more, or the next chunk has more
-        prefixes.short[told.group] = told
+        prefixes.short[sparse.group] = sparse
         return 0
-    prefixes.unsure[told.names[-1]] = told.names
+    prefixes.unsure[sparse.names[-1]] = sparse.names
     if len(prefixes.unsure) > UNSURE_MAX:
         del prefixes.unsure[next(iter(prefixes.unsure))]
     return first
 
 
-def _is_known(tree: RadixTree, holder: Holder, told: SparseStore, number: int) -> bool:
+def _is_known(tree: RadixTree, holder: Holder, sparse: SparseStore, number: int) -> bool:
     """Say whether the first name of an event already stands for one of its blocks."""
-    place = holder.place_of(told.names[0])
-    start = tree.place_behind(holder, told.parent)
+    place = holder.place_of(sparse.names[0])
+    start = tree.place_behind(holder, sparse.parent)
     if place is None or start is None:
         return False
-    segments = tree.follow(*start, told.local[: (number + 1) * HASH_BYTES])[0]
+    segments = tree.follow(*start, sparse.local[: (number + 1) * HASH_BYTES])[0]
     if not segments:
         return False
     node, position, size = segments[-1]
@@ -173,56 +173,56 @@ def _is_content(holder: Holder, name: int, local: PackedHashes) -> bool:
 
 
 def _correct(
-    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, sparse: SparseStore
 ) -> Iterator[int]:
-    """Move the names of an event that was taken wrongly, as the one that follows it tells."""
-    parent = told.parent
+    """Move the names of an event that was taken wrongly, by the one that follows it."""
+    parent = sparse.parent
     if parent is None:
         return
-    short = prefixes.short.pop(told.group, None)
+    short = prefixes.short.pop(sparse.group, None)
     if (
         short is not None
         and short.names[-1] == parent
-        and told.is_next(short)
-        and not told.local.startswith(short.local[-HASH_BYTES:])
+        and sparse.is_next(short)
+        and not sparse.local.startswith(short.local[-HASH_BYTES:])
     ):
         # it was the chunk before this one, and not the end of a prompt
         yield from _hold_from(index, holder, short, short.span - len(short.names))
     names = prefixes.unsure.get(parent)
-    if names is not None and _is_content(holder, parent, told.local[:HASH_BYTES]):
+    if names is not None and _is_content(holder, parent, sparse.local[:HASH_BYTES]):
         # what follows the last name is the block that it was taken for
         del prefixes.unsure[parent]
         _move_up(index.tree, holder, names)
 
 
 def _chunk_before(
-    holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    holder: Holder, prefixes: SparsePrefixes, sparse: SparseStore
 ) -> SparseStore | None:
     """Return what comes before an event whose parent has no name but in this event.
 
     An engine goes on with the prompts that it has begun in their order, in the very next step.
     """
-    chunks = prefixes.chunks.get(told.group)
-    while chunks and not told.is_next(chunks[0]):
+    chunks = prefixes.chunks.get(sparse.group)
+    while chunks and not sparse.is_next(chunks[0]):
         chunks.popleft()
     if not chunks:
         return None
-    if told.parent is None or told.parent not in holder.where:
+    if sparse.parent is None or sparse.parent not in holder.where:
         return chunks.popleft()
-    is_next = _is_content(holder, told.parent, chunks[0].local[-HASH_BYTES:])
+    is_next = _is_content(holder, sparse.parent, chunks[0].local[-HASH_BYTES:])
     return chunks.popleft() if is_next else None
 
 
-def _hold_from(index: KvIndex, holder: Holder, told: SparseStore, first: int) -> Iterator[int]:
+def _hold_from(index: KvIndex, holder: Holder, sparse: SparseStore, first: int) -> Iterator[int]:
     """Hold the blocks of an event up to the last that has a name; `first` is the first of these."""
-    stride, parent = told.stride, told.parent
-    places = {(first + i + 1) * stride - 1: name for i, name in enumerate(told.names)}
+    stride, parent = sparse.stride, sparse.parent
+    places = {(first + i + 1) * stride - 1: name for i, name in enumerate(sparse.names)}
     end = max(places) + 1
     for start in range(0, end, STEP_BLOCKS):
         stop = min(start + STEP_BLOCKS, end)
         here = {at - start: name for at, name in places.items() if start <= at < stop}
-        piece = told.local[start * HASH_BYTES : stop * HASH_BYTES]
-        parent = _hold(index, holder, (parent, told.namespace), piece, here)
+        piece = sparse.local[start * HASH_BYTES : stop * HASH_BYTES]
+        parent = _hold(index, holder, (parent, sparse.namespace), piece, here)
         yield stop - start
 
 

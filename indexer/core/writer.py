@@ -54,9 +54,9 @@ class IndexWriter:
     Attributes:
         is_busy: Whether a batch is not completely written yet.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
-        are_of_one_model: Whether one batch told of full attention and of groups that limit it, as
+        are_of_one_model: Whether one batch reported full attention and of groups that limit it, as
             engines do: only then is it known that a match needs the latter.
-        reports_in_full: Whether the engine also tells which blocks prompts find in its cache.
+        reports_in_full: Whether the engine also reports which blocks prompts find in its cache.
         clearings: Times all blocks of a rank went at once, for whatever reason.
         ranks: Every rank this stream wrote to since it was last cleared.
     """
@@ -69,8 +69,8 @@ class IndexWriter:
         self._limiting: dict[int, GroupRule] = {}  # groups that limit what a prompt can reuse
         self._reports = FullReports(index, self._groups, self._limiting)
         self._number: int | None = None  # of the batch being written
-        self._main_told: int | None = None  # the last batch that named a group of full attention
-        self._limiting_told: int | None = None  # and one that limits it
+        self._main_batch: int | None = None  # the last batch that named a group of full attention
+        self._limiting_batch: int | None = None  # and one that limits it
         self.are_of_one_model = self.reports_in_full = False
         self.ranks = {rank}
         self._batch: EventBatch | None = None
@@ -145,7 +145,7 @@ class IndexWriter:
 
         It should have what we have. Blocks that we would not have filed are no evidence.
         """
-        told: set[int] = set()
+        stored: set[int] = set()
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 return False
@@ -153,10 +153,10 @@ class IndexWriter:
                 continue
             names = event.block_hashes
             if isinstance(event, BlockStored):
-                told.update(names)
+                stored.update(names)
                 names = [] if event.parent is None else [event.parent]
             namespace_of = self._index.namespace_of
-            if any(name not in told and not namespace_of(self._own_rank, name) for name in names):
+            if any(name not in stored and not namespace_of(self._own_rank, name) for name in names):
                 return True
         return False
 
@@ -178,7 +178,7 @@ class IndexWriter:
         """Forget everything: another engine, with other groups, follows."""
         self._groups.clear()
         self._limiting.clear()
-        self._main_told = self._limiting_told = None
+        self._main_batch = self._limiting_batch = None
         self.are_of_one_model = False
         self.forget_blocks()
         self.drop_batch()
@@ -310,7 +310,7 @@ class IndexWriter:
     def _is_sparse(self, group: int) -> bool:
         """Whether a group is one of an engine that has no group of full attention.
 
-        Group 0, which every engine has, tells so together with the first events of the others.
+        Group 0, which every engine has, is named together with the first events of the others.
         """
         is_alone = {0, group} <= self._limiting.keys() and not any(self._groups.values())
         return is_alone and self._index.groups.expect_sparse(self._rank)
@@ -318,18 +318,18 @@ class IndexWriter:
     def _store_prefix(self, event: BlockStored, rule: GroupRule) -> Iterator[int]:
         """Store what comes before the blocks that an event of such an engine names."""
         namespace = self._namespace(event)
-        told = yield from sparse_prefixes.told_by(
+        store = yield from sparse_prefixes.read(
             self._index, self._rank, event, rule, self._number, namespace
         )
-        if told is not None:
-            yield from sparse_prefixes.store(self._index, self._index.holder(self._rank), told)
+        if store is not None:
+            yield from sparse_prefixes.store(self._index, self._index.holder(self._rank), store)
 
     def note_main(self, number: int) -> None:
         """Note that batch `number` names a group of full attention."""
-        self._main_told = number
+        self._main_batch = number
 
     def _limit(self) -> None:
-        if self._main_told is not None and self._main_told == self._limiting_told:
+        if self._main_batch is not None and self._main_batch == self._limiting_batch:
             self.are_of_one_model = True
         if self.are_of_one_model:
             self._index.groups.limit(self._rank)
@@ -403,9 +403,9 @@ class IndexWriter:
             # learned from remote blocks as well
             is_main = self._learn_group(event, event.attention)
         else:
-            told = None if group in self._groups else self._index.groups.rules(self._rank)
-            if told and group in told:  # by a dump: the engine has not named it yet
-                self._groups[group], self._limiting[group] = False, told[group]
+            rules = None if group in self._groups else self._index.groups.rules(self._rank)
+            if rules and group in rules:  # by a dump: the engine has not named it yet
+                self._groups[group], self._limiting[group] = False, rules[group]
             # removals and old engines do not name the kind: use what is remembered, or group 0
             is_main = self._groups.get(group, group == 0)
         if event.is_remote:
@@ -427,12 +427,12 @@ class IndexWriter:
             self.note_main(self._number)
             self._limit()
         if event.is_placeholder and group in self._limiting:
-            return is_main  # it tells no block size
+            return is_main  # it has no block size
         own = self._index.block_size
         rule = None if is_main else rule_of(attention, event.window, event.block_size or own, own)
         if rule is not None:
             self._limiting[group] = rule
-            self._limiting_told = self._number
+            self._limiting_batch = self._number
             self._limit()
         elif self._limiting.pop(group, None) is not None:
             self._index.groups.forget(self._rank, group)

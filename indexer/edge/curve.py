@@ -154,10 +154,10 @@ class ReplicaKeys:
         before, self.allowed = self.allowed, frozenset(map(_raw, keys))
         self._by_endpoint = {at: key for key, endpoints in keys.items() for at in endpoints}
         if is_other or not before <= self.allowed:
-            for tell in self.when_narrower:
-                tell()
-        for tell in self.when_changed:
-            tell()
+            for callback in self.when_narrower:
+                callback()
+        for callback in self.when_changed:
+            callback()
 
     def key_of(self, endpoint: str) -> str:
         """Return the key that a replica must have."""
