@@ -1,6 +1,6 @@
 """Which worker holds which KV-cache block; usable alone.
 
-Names are imported on first access, so that a caller who only needs the types loads no hashing.
+Names are imported on first access, so that a caller that only needs the types loads no hashing.
 """
 
 from __future__ import annotations

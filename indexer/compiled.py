@@ -50,7 +50,7 @@ def kernels_text() -> str:
 
 
 def unwanted() -> dict[str, str]:
-    """Return the objections that nobody intended."""
+    """Return the objections that were not intended."""
     return {name: why for name, why in objections().items() if why != _PURE}
 
 

@@ -1,6 +1,6 @@
 """Every refusal of the index in one tree: a text for people, a stable code, an HTTP status.
 
-Raised by the core and the sockets; whoever serves HTTP turns them into responses. What
+Raised by the core and the sockets; HTTP servers turn them into responses. What
 arrives from an engine never raises out of the core: bad events are counted, not thrown.
 """
 

@@ -1,8 +1,8 @@
 """Connects to the first of several addresses that accepts (RFC 8305, "happy eyeballs").
 
-A name may have addresses at which nobody listens, or of a family that is not routed. All are tried,
-each a moment after the one before, so that a dead one costs a quarter of a second and no more. The
-service's names (`edge/addresses`) and the client's connections use it.
+A name may have addresses at which no server listens, or of a family that is not routed. All are
+tried, each a moment after the one before, so that a dead one costs at most a quarter of a second.
+The service's names (`edge/addresses`) and the client's connections use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one place where HTTP clients are constructed, for every process of the service and planner.
 
 Peers are asked directly: a proxy named by the environment would see their tokens, and often cannot
-reach them. Who wants such a proxy says so (`--proxy-from-environment`); even then credentials go
+reach them. It takes a flag to use one (`--proxy-from-environment`); even then credentials go
 through it only inside TLS. The SDK has its own transport, which knows no proxies.
 """
 
@@ -37,8 +37,8 @@ def http_client(
 
     Args:
         timeout: of each step of a request, in seconds.
-        tls: whom to trust; True: the authorities of SSL_CERT_FILE or SSL_CERT_DIR, or those that
-            everybody trusts; False: nobody is verified, for clients of http:// alone.
+        tls: what to trust; True: the authorities of SSL_CERT_FILE or SSL_CERT_DIR, or those that
+            all trust; False: no server is verified, for clients of http:// alone.
         has_credentials: whether requests may carry any, which no proxy may read.
         from_environment: ask through the proxies that HTTP_PROXY, HTTPS_PROXY and ALL_PROXY name,
             except what NO_PROXY names.
@@ -47,7 +47,7 @@ def http_client(
     Raises:
         ProxyUnusable: the environment names a proxy of an unknown kind.
     """
-    import httpx  # a tenth of a second, for those who ask
+    import httpx  # a tenth of a second, only where it is needed
 
     if tls is True and any(map(os.environ.get, _TRUST)):
         tls = ssl.create_default_context()  # OpenSSL reads them; httpx would, with the proxies

@@ -1,8 +1,8 @@
 """Opens files named by an operator and files of our own, without ever blocking on them.
 
-A file may have been replaced by a FIFO, and opening a FIFO blocks until somebody writes: for ever,
+A file may have been replaced by a FIFO, and opening a FIFO blocks until something writes: for ever,
 in a thread that shutdown waits for, or on the event loop itself. A path given by an operator may be
-a link; a name we have chosen ourselves is a plain file, or somebody else put it there.
+a link; a name we have chosen ourselves is a plain file, or another user put it there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Removes secrets from text that people see: logs, errors, decisions, metrics, reports.
 
 Names and passwords in URLs, tokens in URLs, and the values of Authorization headers are replaced.
-The text is redacted where it leaves the process, whoever wrote it: an error of a library may quote
+The text is redacted where it leaves the process, whatever wrote it: an error of a library may quote
 the address or the header that it could not use.
 """
 
@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 _HIDDEN: Final = "***"
-# up to the last @: a password may have a slash, or another @, that nobody has escaped
+# up to the last @: a password may have a slash, or another @, that is not escaped
 _USER: Final = re.compile(
     r"""([a-z][a-z0-9+.-]*:(?:/|\\/){2})(?:(?!://)[^\s"'<>])*@""", re.IGNORECASE
 )

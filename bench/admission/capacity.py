@@ -1,6 +1,6 @@
 """What 1.0 means: the highest rate at which every class is in time, found in the model.
 
-Everybody is let in, in order of arrival; the rate is halved in until two rates lie close together,
+All are let in, in order of arrival; the rate is halved in until two rates lie close together,
 one with every class in time for every seed, one without.
 """
 

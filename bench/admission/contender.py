@@ -1,4 +1,4 @@
-"""One who takes part in the comparison: a policy as it is configured."""
+"""A policy in the comparison, as it is configured."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Traffic(NamedTuple):
 
     @property
     def is_conserved(self) -> bool:
-        """Whether the service accounts for everybody it was asked about."""
+        """Whether the service accounts for all requests."""
         counted = self.counted
         if not counted:
             return True
@@ -169,7 +169,7 @@ class LiveRun:
         self.play.refused(client, _reason(reply), retry_after_s, now)
 
     def _request(self, client: Client) -> bytes:
-        rng = Random(client.number)  # nobody shares a prefix: the same prompt only when it returns
+        rng = Random(client.number)  # no prefix is shared: the same prompt only when it returns
         blocks = client.tokens // self.play.script.settings.block_size
         hashes = [rng.getrandbits(63) for _ in range(blocks)]
         return _post(
@@ -211,7 +211,7 @@ class LiveRun:
                 await asyncio.sleep(_REPORT_EVERY_S / len(self.play.workers))
 
     async def _counted(self) -> dict[str, int]:
-        """Ask the service what became of everybody, while some still wait."""
+        """Ask the service what became of all, while some still wait."""
         reply = await self._calls.call(request_bytes("GET", "/admission"))
         if reply.status != 200:
             return {}

@@ -45,14 +45,14 @@ def outcome_of(client: Client) -> str:
 
 
 def jain(values: Iterable[float]) -> float:
-    """Jain's index: 1 when all are equal, 1/n when one has everything; 1 for nobody."""
+    """Jain's index: 1 when all are equal, 1/n when one has everything; 1 for none."""
     some = list(values)
     squares = sum(value * value for value in some)
     return sum(some) ** 2 / (len(some) * squares) if squares else 1.0
 
 
 def max_min_shares(demands: Sequence[float], room: float) -> list[float]:
-    """Share room fairly: nobody gets more than asked for, what is left over goes to the others."""
+    """Share room fairly: none gets more than asked for, what is left over goes to the others."""
     shares = [0.0] * len(demands)
     left = sorted(range(len(demands)), key=lambda one: demands[one])
     while left:
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def first_retry(self) -> float | None:
-        """Share of the returns that got in; nothing if nobody returned."""
+        """Share of the returns that got in; nothing if none returned."""
         return self.first_retries_in / self.first_retries if self.first_retries else None
 
 
@@ -128,7 +128,7 @@ def measure(play: Play, refused_at: Sequence[tuple[float, str]]) -> Result:
 
     Args:
         play: what was played.
-        refused_at: (time, class) of each refusal, in order, as the one who played noted them.
+        refused_at: (time, class) of each refusal, in order, as the player noted them.
     """
     clients = play.measured()
     seconds = play.script.seconds
@@ -140,8 +140,8 @@ def measure(play: Play, refused_at: Sequence[tuple[float, str]]) -> Result:
     tenants = {name: _of([one for one in clients if one.tenant_id == name]) for name in names}
     good = [client for client in clients if outcome_of(client).startswith(IN_TIME)]
     came_back = [client for client in clients if client.returned_at is not None]
-    # Who came back shortly before the end and waits would count as not let in: they are left out
-    # unless they were answered.
+    # Those that came back shortly before the end and wait would count as not let in: they are left
+    # out unless they were answered.
     answered = [one for one in came_back if one.admitted_at is not None or len(one.refusals) > 1]
     worth = sum(WEIGHTS[client.slo_class] for client in clients)
     return Result(

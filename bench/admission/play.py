@@ -27,7 +27,7 @@ _RETRY_JITTER_S = 0.2
 class Script:
     """What is played; times in model seconds.
 
-    Arrivals go on at the same rate before and after those that are measured: whoever is refused
+    Arrivals go on at the same rate before and after those that are measured: one that is refused
     must come back to a pool that is as busy as the one that refused.
     """
 
@@ -36,7 +36,7 @@ class Script:
     seconds: float  # of measured arrivals
     warm_up_s: float = 5.0
     tail_s: float | None = None
-    """So long after the last measured arrival whoever has no first token has missed its target;
+    """So long after the last measured arrival one without a first token has missed its target;
     None: the longest one of the workload."""
     seed: int = 1
     retries: int = 1
@@ -86,7 +86,7 @@ class Play:
         self._returns: list[tuple[float, int, Client]] = []
         self._unresolved = 0  # measured, and may still change
         self.latest_s = 0.0
-        """By how much the one who plays was late, at worst."""
+        """By how much the player was late, at worst."""
 
     # -- time passes ---------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Line:
         """What must be 0.
 
         Requests without an outcome or with a failed one, lifecycle calls that were refused, and
-        1 if the service itself does not account for everybody.
+        1 if the service itself does not account for all.
         """
         result = self.result
         lost = result.offered - sum(result.outcomes.values()) + result.outcomes.get("failed", 0)

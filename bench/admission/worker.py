@@ -2,7 +2,7 @@
 
 One step computes one token of every decoding sequence and as much of the prompts, first come first
 served, as the step's budget of tokens leaves. A request enters when
-the batch has a place and there are KV blocks for its whole length: nobody is preempted. Reads no
+the batch has a place and there are KV blocks for its whole length: none is preempted. Reads no
 clock.
 """
 

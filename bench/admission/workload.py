@@ -1,4 +1,4 @@
-"""Who asks for what, and when: the classes of a workload file, and their arrivals from a seed.
+"""Clients and their requests: the classes of a workload file, and their arrivals from a seed.
 
 Times are model seconds from the start of a run; `live.py` says how long those take.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench.compare`: which workloads, how many rounds, against whom, where to."""
+"""`python -m bench.compare`: which workloads, rounds, contenders and the output file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W9: GET /dump of a large index, and what it does to those who ask for a worker meanwhile."""
+"""W9: GET /dump of a large index, and what it does to selections meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W11: the service inside somebody else's Python process, without HTTP.
+"""W11: the service inside another program's Python process, without HTTP.
 
 Ours is `select_service.SelectionService`, the peer's the class of the same name in `dynamo._core`,
 both awaited on asyncio's loop, by one caller and by as many as W1 has connections. The cost is that

@@ -39,7 +39,7 @@ _DOCUMENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """No two prompts have a block in common, and nobody holds any of them.
+    """No two prompts have a block in common, and no worker holds any of them.
 
     Each kind of content says which prompts are booked (`prompts`: always the same ones for the same
     arguments), what each worker has left to prefill of them (`left`), and how a target is brought
@@ -68,7 +68,7 @@ class Unshared:
 class PrefixSharing:
     """Prompts of W2: their first 60 to 95 % are those of a family, standing ones' too.
 
-    The index has that many blocks; beyond the families' it is filled with chains nobody asks for.
+    The index has that many blocks; beyond the families' it is filled with chains without requests.
     """
 
     families: int = 32

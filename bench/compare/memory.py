@@ -123,7 +123,7 @@ def store_chains(
             asked.append((Prompt.of(chain.token_ids), dict.fromkeys(held_by, _CHAIN_BLOCKS)))
         if position % pause == 0:
             target.wait_indexed(asked[-1][0], held_by[-1], _CHAIN_BLOCKS)
-    # streams are indexed in order: who has its last chain has them all
+    # streams are indexed in order: a worker with its last chain has them all
     for prompt, held in asked[-workers:]:
         for worker_id, blocks in held.items():
             target.wait_indexed(prompt, worker_id, blocks)

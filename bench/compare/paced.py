@@ -1,7 +1,7 @@
 """A few hundred requests a second instead of saturation, alone (W1) and beside KV events (W7).
 
 A fleet's selector is mostly idle: it pays for being woken up once per request, and for whatever it
-does when nobody asks. The client is the open-loop one; how late it was itself is in the file.
+does without requests. The client is the open-loop one; how late it was itself is in the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def paced_detail(done: Paced) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class PacedSelect:
-    """W1 at a rate: POST /select of prompts that nobody holds."""
+    """W1 at a rate: POST /select of prompts that no worker holds."""
 
     name: str
     isl: int

@@ -1,6 +1,6 @@
 """The measurement: rounds in turn, fresh processes per workload.
 
-Every contender does round r before any does round r+1, and who begins changes from round to round,
+Every contender does round r before any does round r+1, and which begins changes with each round,
 so that a noisy minute costs all of them.
 """
 

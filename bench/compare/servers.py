@@ -218,7 +218,7 @@ def _environment(contender: Contender) -> dict[str, str]:
     """Return that of a process under test: it may keep bytecode, as an installed package has it.
 
     Where it is not allowed to (shells of developers forbid it), Python compiles every module of the
-    sources at every start, which nobody does who has run `pip install`.
+    sources at every start, which no installation by `pip install` does.
     """
     return {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **contender.environment}
 

@@ -1,7 +1,7 @@
 """W1, W2, W3 and W5: a server with as many selections as the client can make.
 
 A workload prepares a target once, then gives the phases of each round: a name and a function that
-does the work and returns how many units it did. Whoever runs it reads the CPU clock around each.
+does the work and returns how many units it did. Its caller reads the CPU clock around each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLOCKS_PER_EVENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """W1, W3, W5: POST /select of prompts that nobody holds."""
+    """W1, W3, W5: POST /select of prompts that no worker holds."""
 
     name: str
     isl: int
@@ -88,7 +88,7 @@ class Overlap:
         for family, prompt in enumerate(self.families_prompts()):
             for worker_id, blocks in self.held(target.worker_ids, family).items():
                 feed(target, worker_id, prompt, blocks)
-        # streams are indexed in order: who has the last family has them all
+        # streams are indexed in order: a worker with the last family has them all
         last = self.families_prompts()[-1]
         for worker_id, blocks in self.held(target.worker_ids, self.families - 1).items():
             target.wait_indexed(last, worker_id, blocks)
@@ -150,7 +150,7 @@ class OverlapRequest:
 def selections(
     worker_ids: Sequence[int], isl: int, ring: int, *, tokens: bool = False
 ) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
-    """POST /select of prompts nobody holds: the n-th operation, and what checks its answer."""
+    """POST /select of prompts no worker holds: the n-th operation, and what checks its answer."""
     requests = _selections(isl, ring, tokens=tokens)
     left = dict.fromkeys(worker_ids, isl)
 
@@ -188,7 +188,7 @@ def ring_of_prompts(isl: int, count: int, salt: str = "") -> Sequence[Prompt]:
 
 @functools.lru_cache(maxsize=1)
 def overlapping(of: Overlap) -> tuple[list[Operation], list[dict[int, int]]]:
-    """The requests of W2, and for each who may be chosen with how many tokens left."""
+    """The requests of W2, and for each the workers that may be chosen, with tokens left."""
     asked = of.requests("requests")
     expected = [
         dict.fromkeys(of.holders(one.family), of.isl - one.matched * BLOCK_SIZE) for one in asked

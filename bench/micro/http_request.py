@@ -6,7 +6,7 @@ operation, the quietest and the median of many short rounds, the rows in turn, a
 where they can be counted; with SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW`
 tells where the time goes. Two rows are of requests as a fleet sends them and no target is of:
 `lengths`, prompts of three thousand lengths under heads that a proxy has put something into, and
-`override`, with weights of their own and a member nobody knows; so are those of `variations.py`.
+`override`, with weights of their own and an unknown member; so are those of `variations.py`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Nowhere(asyncio.Transport):
 
     @override
     def close(self) -> None:
-        """Nobody is at the other end."""
+        """Nothing is at the other end."""
 
     @override
     def pause_reading(self) -> None:
@@ -220,7 +220,7 @@ def _hold(index: KvIndex, overlap: Overlap, ids: range) -> None:
 
 
 def _fill(index: KvIndex, blocks: int) -> None:
-    """Let worker 1 hold chains that nobody asks for."""
+    """Let worker 1 hold chains that are not asked for."""
     for chain in fresh_chains("filling", blocks // 512, 512):
         hashes = block_hashes(chain.token_ids, BLOCK_SIZE)
         index.store(WorkerRank(1, 0), Tier.DEVICE, None, chain.hashes, hashes)

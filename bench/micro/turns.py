@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
 
 HOST: Final = "127.0.0.1"
-DARK: Final = "tcp://127.0.0.1:9"  # nobody publishes there: events are given to the streams here
+DARK: Final = "tcp://127.0.0.1:9"  # no engine publishes there: events are given to the streams here
 BLOCK_SIZE: Final = 16
 CHAIN: Final = 64  # blocks of one store event
 WIDE: Final = 4  # every so manieth worker has two ranks
@@ -132,13 +132,13 @@ def worker(number: int, models: int) -> dict[str, Any]:
         "block_size": BLOCK_SIZE,
         "kv_events_endpoints": {str(rank): DARK for rank in range(ranks)},
         "data_parallel_size": ranks,
-        "max_num_batched_tokens": 1 << 20,  # nobody waits
+        "max_num_batched_tokens": 1 << 20,  # none waits
         "total_kv_blocks": 100_000,
     }
 
 
 def booking(number: int, workers: int, models: int) -> dict[str, Any]:
-    """Return a reservation of hashes that it shares with nobody."""
+    """Return a reservation of hashes that it shares with none."""
     first, worker_id = number * BLOCKS_BOOKED, 1 + number % workers
     return model(worker_id, models) | {
         "reservation_id": f"r{number}",

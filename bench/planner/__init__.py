@@ -1,1 +1,1 @@
-"""What planning is worth, in simulation: the closed loop, and who may go."""
+"""What planning is worth, in simulation: the closed loop, and which workers may go."""

@@ -2,7 +2,7 @@
 
 Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
 each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
-that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
+that could not be foreseen: the goal of `--attainment` against what was reached and paid. Last, the
 same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). `--predictors`
 plays a day, a ramp and bursts with those, and nothing else. `--public` plays hours that are drawn
 after public traces, beside the best fixed fleet, with whose engines every policy begins; `--days`
@@ -199,7 +199,7 @@ def tasks_of(policies: Sequence[str], seeds: Sequence[int]) -> list[Task]:
 
 
 def tasks_of_predictors(predictors: Sequence[str], seeds: Sequence[int]) -> list[Task]:
-    """Nothing learnt, or two hours; beside an oracle, who needs none."""
+    """Nothing learnt, or two hours; beside an oracle, which needs none."""
     tasks = [Task(shape=shape, policy="oracle", seed=seed) for shape in PREDICTED for seed in seeds]
     tasks += [
         Task(shape=shape, policy="slo", seed=seed, learnt_hours=hours, predictor=predictor)

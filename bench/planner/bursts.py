@@ -1,9 +1,9 @@
-"""What bursts cost whom nobody tells of them: `python -m bench.planner.bursts`.
+"""What bursts cost that are not announced: `python -m bench.planner.bursts`.
 
 Bursts come by chance, and take no time to rise or more than an engine takes to start. Three know
-different things of them. The oracle knows every request. One who knows the *law* knows the rate of
-this moment exactly, and the law that bursts follow, but not when the next one begins: no planner
-can know more without foreseeing, and of the standing engines it may choose from, it is told
+different things of them. The oracle knows every request. A planner that knows the *law* knows the
+rate of this moment exactly, and the law that bursts follow, but not when the next one begins: no
+planner can know more without foreseeing, and of the standing engines it may choose from, it is told
 afterwards what would have been the cheapest for 99 %. Ours has seen two hours of requests. Leaves a
 JSON file.
 """
@@ -83,7 +83,7 @@ class Lawful:
             return bursts.risen(soon) if soon > 0 else bursts.LOW
         age = now - there.begin_s
         if age < bursts.rise_s + there.stays_s:
-            return bursts.risen(age + self._ahead_s)  # nobody knows when it will fall
+            return bursts.risen(age + self._ahead_s)  # it is not known when it will fall
         return bursts.rate(now)
 
 
@@ -123,7 +123,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(rise_s: float, seed: int, policy: str, settings: ReplaySettings = SETTINGS) -> Done:
-    """Replay an hour; of those who know the law the cheapest that keeps the goal, or the best."""
+    """Replay an hour; of those that know the law the cheapest that keeps the goal, or the best."""
     bursts = Bursts(seed, rise_s)
     requests = traffic(bursts.rate, HOUR_S, seed)
     if policy != "law":

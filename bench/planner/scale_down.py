@@ -1,9 +1,9 @@
-"""Who may go, on a recorded trace: `python -m bench.planner.scale_down --trace FILE`.
+"""Which workers may go, on a recorded trace: `python -m bench.planner.scale_down --trace FILE`.
 
 The service routes Mooncake's conversation trace over simulated engines. Halfway some of them
 are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
 is the hit rate of the next quarter of the trace. Beside them stands a fleet that was as small from
-the beginning: what it misses is for want of room, and no choice of who goes brings it back.
+the beginning: what it misses is for want of room, and no choice of workers brings it back.
 Rows of those the service names tell what it foretold of their loss (`hit_rate_loss_so_far`), and in
 how many seeds they were `advised` to go at all.
 `--every` tries every set of so many, too: the best of them bounds what any advice could do.
@@ -107,17 +107,17 @@ class Halfway:
         self.ids = cluster.worker_ids("workers")
 
     def candidates(self, gone: int) -> list[ScaleDownCandidate]:
-        """Return whom the service advises to take away, and what it says of that."""
+        """Return what the service advises to take away, and its reasons."""
         core = self._router.replicas[0].core
         asked: list[ScaleDownCandidate] = told(core.scale_down.candidates(gone, None, None))
         return asked
 
     def advised(self, gone: int) -> list[int]:
-        """Return whom the service advises to take away."""
+        """Return what the service advises to take away."""
         return [one.worker_id for one in self.candidates(gone)]
 
     def newest(self, gone: int) -> list[int]:
-        """Return who came last."""
+        """Return those that came last."""
         return self.ids[-gone:]
 
     def without(self, leaving: Sequence[int], pause_s: float = 0.0) -> After:
@@ -218,7 +218,7 @@ def every_hit_rate(fleet: Fleet, gone: int) -> dict[tuple[int, ...], float]:
 
 
 def advised_places(fleet: Fleet, gone: int) -> tuple[int, ...]:
-    """Return whom the service advises to take away, by their places in order."""
+    """Return what the service advises to take away, by their places in order."""
     with halfway(fleet) as there:
         return tuple(sorted(there.ids.index(one) for one in there.advised(gone)))
 
@@ -269,7 +269,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     lost_error: float  # standard error of that mean
     lost_by_stage: tuple[float, ...]
     busy: float
-    foretold: float | None = None  # points, of those who were named by the service
+    foretold: float | None = None  # points, of those that the service named
     advised_seeds: int | None = None  # in which it says that they may go
 
 

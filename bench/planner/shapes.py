@@ -18,7 +18,7 @@ Rate = Callable[[float], float]
 
 
 def _chance_bursts(seed: int) -> Rate:
-    """Bursts of 36 requests/s on 10, 100 to 200 seconds long, when nobody expects them."""
+    """Bursts of 36 requests/s on 10, 100 to 200 seconds long, which are not expected."""
     rng, now = random.Random(f"{seed}/bursts"), -3 * HOUR_S
     found: list[tuple[float, float]] = []
     while now < HOUR_S:
@@ -51,7 +51,7 @@ class Burst(NamedTuple):
 
 
 class Bursts:
-    """Bursts that nobody can know of before they begin: their law, and what was drawn from it.
+    """Bursts that cannot be known before they begin: their law, and what was drawn from it.
 
     Between two of them lie 400 to 1,100 quiet seconds; each takes so long to rise, stays 100 to
     200 seconds, and falls as it rose.

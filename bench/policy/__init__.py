@@ -1,1 +1,1 @@
-"""What each term of `first-token` is worth, on a trace and on workloads nobody tuned it on."""
+"""What each term of `first-token` is worth, on a trace and on workloads it was not tuned on."""

@@ -1,8 +1,8 @@
 """Traffic in the shapes of public traces, as lines in Mooncake's format: nothing was chosen on it.
 
 Each shape is drawn after what its source publishes of lengths, sharing and arrivals, at a rate that
-is asked for: whoever thinks for twenty seconds does so on a large fleet, too, which a trace that is
-played faster would not have.
+is asked for: a user that thinks for twenty seconds does so on a large fleet, too, which a trace
+that is played faster would not have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["SHAPES", "Line", "drawn", "write"]
 TOKENS_MAX: Final = 128_000
 
 TOKEN_S: Final = 0.02
-"""For a token of an answer, as far as who asks next is concerned."""
+"""For a token of an answer, as far as the next request is concerned."""
 
 WARM_S: Final = 120.0
 """For so long sessions begin before the trace does: from the first second on some are in their

@@ -1,6 +1,6 @@
 """What was asked of `first-token`, and whether it is so: a table of Markdown.
 
-Against `kv-cost` on the same requests. Who is worse is so beyond the 95 % interval of the paired
+Against `kv-cost` on the same requests. Worse means beyond the 95 % interval of the paired
 difference. The bound is one cache common to all workers, which no router can be.
 """
 

@@ -67,7 +67,7 @@ def held_out() -> dict[str, SimulationSettings]:
     chat, agents = one(kind="chat", rate=8.0), one(kind="agents", rate=2.0)
     shared = one(kind="shared-prompts", rate=60.0)
     bursts = one(kind="shared-prompts", rate=40.0, arrivals="bursts")
-    tools = WorkloadSettings(  # one-shot calls of agents: who calls has a long prompt of its own
+    tools = WorkloadSettings(  # one-shot calls of agents: each caller has a long prompt of its own
         kind="shared-prompts",
         rate=14.0,
         requests=3_000,

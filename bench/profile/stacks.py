@@ -1,4 +1,4 @@
-"""Collapsed stacks (`a;b;c 12`, a line per stack) → who takes the time, as Markdown."""
+"""Collapsed stacks (`a;b;c 12`, a line per stack) → what takes the time, as Markdown."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The front is the cheapest there can be: it hands bytes on in both directions and looks at none of
 them. One that finds out whose a request is (the model is in the body, the owner of a reservation in
-nobody's path) costs more. Printed are the CPU µs of the service alone, and of front and service.
+no path) costs more. Printed are the CPU µs of the service alone, and of front and service.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Scaling", "read", "scalings"]
 
 _SHARE_USED = 0.5
-"""Of each core: the other half is left free, for bursts and for everybody else."""
+"""Of each core: the other half is left free, for bursts and for all others."""
 
 
 @dataclass(frozen=True, slots=True)

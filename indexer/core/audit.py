@@ -56,7 +56,7 @@ def audit_masks(tree: RadixTree, holders: Sequence[Holder], *, below: int, unpro
     assert not tree.live & unproven, "what is not proven is not seen"
     for holder in holders:
         assert not any(holder.blocks[1:]) or (below | unproven) & holder.bit, (
-            "whoever holds something below the device is asked there"
+            "holders below the device are asked there"
         )
 
 
@@ -66,7 +66,7 @@ def _audit_shape(tree: RadixTree) -> dict[Node, None]:
     for root in (tree.root, *tree.orphan_roots):
         assert root.edge == b"", "a root stands before all blocks"
         assert root.parent is None, "a root has no parent"
-        assert not root.everyone() | root.members, "nobody holds a root"
+        assert not root.everyone() | root.members, "a root has no holder"
         pending = list(root.children.items())
         assert all(child.parent is root for _, child in pending), "children know their root"
         while pending:
@@ -83,7 +83,7 @@ def _audit_shape(tree: RadixTree) -> dict[Node, None]:
             if not node.children:
                 assert node.children is NO_CHILDREN, "leaves share one empty dict"
                 reach = max(c.reach(all_ones(node.size)) for c in node.tiers())
-                assert reach == node.size, "somebody holds the last block of each leaf"
+                assert reach == node.size, "each leaf's last block has a holder"
             orphan_blocks += node.size * node.orphaned
             pending.extend(node.children.items())
     assert len(nodes) == tree.nodes, "nodes are counted"
@@ -98,7 +98,7 @@ def _audit_coverage(tree: RadixTree, node: Node) -> None:
     for coverage in node.tiers():
         _audit_patterns(coverage, ones)
         everyone |= coverage.everyone()
-    assert everyone & ~node.members == 0, "whoever holds something is a member"
+    assert everyone & ~node.members == 0, "holders are members"
     for holder_id in bits(node.members):
         holder = tree.holders[holder_id]
         assert holder is not None, "members exist"
@@ -110,11 +110,11 @@ def _audit_coverage(tree: RadixTree, node: Node) -> None:
 
 def _audit_patterns(coverage: Coverage, ones: int) -> None:
     assert (coverage.partial is None) == (coverage.patterns is None), "both or none"
-    assert coverage.partial != {}, "nothing is kept for nobody"
+    assert coverage.partial != {}, "nothing is kept without holders"
     seen: dict[int, int] = {}
     for holder_id, positions in (coverage.partial or {}).items():
         assert 0 < positions < ones, "a part is neither nothing nor everything"
-        assert not coverage.full >> holder_id & 1, "nobody holds in full and in part"
+        assert not coverage.full >> holder_id & 1, "no holder holds in full and in part"
         seen[positions] = seen.get(positions, 0) | 1 << holder_id
     assert seen == (coverage.patterns or {}), "patterns group the holders of parts"
 
@@ -143,7 +143,7 @@ def _audit_books(tree: RadixTree, holder: Holder, nodes: dict[Node, None]) -> No
     blocks = [0] * len(Tier)
     for node, run in holder.runs.items():
         assert node in nodes, "books speak of nodes in the tree"
-        assert node.members & holder.bit, "nodes know who has names for them"
+        assert node.members & holder.bit, "nodes know which holders name them"
         held = node.held_anywhere(me)
         assert held or any(child in holder.runs for child in node.children.values()), (
             "old names stay only above blocks that are held"

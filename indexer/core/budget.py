@@ -26,7 +26,7 @@ TOLERATED: Final = 9 / 8
 
 
 class Parts(Protocol):
-    """To whom a part of the total is promised: tenants, and maybe None for all others together."""
+    """What a part of the total is promised to: tenants, and maybe None for all others together."""
 
     @property
     def parties(self) -> Mapping[str | None, None]:
@@ -55,11 +55,11 @@ class BlockBudget:
 
     Attributes:
         share: Blocks per source while all indexes together are full, otherwise `UNLIMITED`; of
-            those to whom nothing is promised.
+            those to which nothing is promised.
         bytes: Estimated size of all indexes, from the last complete round of `weigh`.
         forgotten: Sources forgotten so far.
         refused: Stores dropped so far.
-        parts: Who is promised a part; None: nobody.
+        parts: Those that are promised a part; None: none.
     """
 
     def __init__(self, limits: StreamLimits) -> None:
@@ -69,7 +69,7 @@ class BlockBudget:
         self.forgotten = 0
         self.refused = 0
         self.parts: Parts | None = None
-        self.shares: dict[str | None, int] = {}  # like `share`, of those who are promised a part
+        self.shares: dict[str | None, int] = {}  # like `share`, of those that are promised a part
         self._weights: dict[str | None, _Weight] = {}  # by party
 
     def of(self, tenant_id: str) -> TenantBudget:
@@ -77,7 +77,7 @@ class BlockBudget:
         return TenantBudget(self, tenant_id)
 
     def party(self, tenant_id: str) -> str | None:
-        """Return who is promised the part that a tenant's sources share; None: all others."""
+        """Return the party whose part a tenant's sources share; None: all others."""
         return None if self.parts is None else self.parts.by_tenant.get(tenant_id)
 
     def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:

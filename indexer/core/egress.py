@@ -1,7 +1,7 @@
 """Where this process may connect to: schemes, and addresses by list.
 
 Only the rules are here. They are applied to the addresses a name resolves to, never to the name
-alone, because whoever controls a name decides where it leads. `edge/addresses` resolves names and
+alone, because the owner of a name decides where it leads. `edge/addresses` resolves names and
 asks.
 """
 

@@ -19,8 +19,8 @@ def why_no_base(url: str) -> str | None:
     """Return why no path can be appended to an HTTP URL; None if one can.
 
     Appended to a query or a fragment, the path would become part of it, and the request would go to
-    a URL chosen by whoever supplied the base. Credentials in a URL would be shown to everyone who
-    sees the URL, and end up in logs.
+    a URL chosen by the one that supplied the base. Credentials in a URL would be shown to everyone
+    who sees the URL, and end up in logs.
     """
     if not url.isprintable() or " " in url or "\\" in url:
         return "it has a character that must be escaped"

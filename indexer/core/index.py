@@ -93,7 +93,7 @@ class KvIndex:
         self.on_clear: Callable[[int], None] | None = None
         """Called with the slot of a rank whose cache is empty, also if the index had none of it.
 
-        It must not lead back here, or whoever lets go of an index keeps it until the collector
+        It must not lead back here, or an index that is let go stays until the collector
         comes."""
 
     # ---- room

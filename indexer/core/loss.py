@@ -26,7 +26,7 @@ class HeldTogether(NamedTuple):
     """Blocks by the exact set of their holders."""
 
     blocks: dict[int, int]
-    """Mask of holders → blocks that each of these holds, on any tier, and nobody else."""
+    """Mask of holders → blocks that each of these holds, on any tier, and no other."""
     copies: dict[int, int]
     """Holder id → its extra copies of blocks on a second, third or fourth tier, if any."""
 
@@ -53,7 +53,7 @@ def held_together(
                 yield
             there = 0 if node.orphaned else node.members & live
             if there & -there != bit:
-                continue  # another of its holders visits it, or nobody holds it any more
+                continue  # another of its holders visits it, or none is left
             if node.lower is None and node.patterns is None:
                 mask = node.full & live
                 if mask and mask.bit_count() <= most:

@@ -178,7 +178,7 @@ class Node(Coverage):
         return len(self.edge) // HASH_BYTES
 
     def coverage(self, tier: int) -> Coverage | None:
-        """Return the tier's coverage; None if nobody holds anything there."""
+        """Return the tier's coverage; None if nothing is held there."""
         if not tier:
             return self
         return None if self.lower is None else self.lower[tier - 1]
@@ -221,7 +221,7 @@ class Node(Coverage):
         return None if above is None or not above.edge else (above, above.size - 1)
 
     def drop_empty_tiers(self) -> None:
-        """Free the lower tiers' memory once nobody holds anything there."""
+        """Free the lower tiers' memory once nothing is held there."""
         if self.lower is not None and not any(c.full or c.partial for c in self.lower):
             self.lower = None
 

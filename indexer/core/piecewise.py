@@ -97,7 +97,7 @@ class PiecewiseDecoder(Sequence[Event]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, at: int) -> Event:  # type: ignore[override] # nobody asks for slices
+    def __getitem__(self, at: int) -> Event:  # type: ignore[override] # slices are not asked for
         if not 0 <= at < len(self):
             raise IndexError(at)
         kept = self._long.get(at)

@@ -1,6 +1,6 @@
 """The plain twin of the compiled hashing kernel: same names, same numbers, no compiler needed.
 
-`hashing.py` picks one of the two (see `indexer/compiled.py`); nobody else calls either.
+`hashing.py` picks one of the two (see `indexer/compiled.py`); no other module calls either.
 """
 
 from __future__ import annotations

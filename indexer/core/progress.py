@@ -338,7 +338,7 @@ def read_sequence(frame: bytes) -> int | None:
 
 STEP_S: Final = 1.0
 """A batch that comes this much later than the one before did is taken for a clock that was set, or
-for a pause whose end nobody saw. Delay grows with every batch while an engine is busy."""
+for a pause whose end was not seen. Delay grows with every batch while an engine is busy."""
 
 DISORDER_S: Final = 0.01
 """A batch made by this much before the one before it was made by a clock that was set: one engine's

@@ -116,7 +116,7 @@ class RadixTree:
     ) -> list[Segment]:
         """Walk from a position, adding what is missing, and return where the blocks lie.
 
-        Nobody holds the added blocks yet: the caller must cover them before anything else happens.
+        The added blocks have no holder yet: the caller must cover them before all else.
         """
         segments, node, offset, done = self.follow(node, offset, hashes)
         if done < len(hashes):

@@ -1,7 +1,7 @@
 """Removing blocks from a holder, in runs where an engine evicts neighbours together.
 
 The counterpart of `holdings`: `index.py` decides which references are dropped; here the books of
-holder and nodes follow, and blocks nobody holds any more leave the tree.
+holder and nodes follow, and blocks without holders leave the tree.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Repair(ReplayControl):
     def _is_to_apply(
         self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
     ) -> bool:
-        """Whether a reply is more than a proof of who answers."""
+        """Whether a reply is more than a proof of its sender."""
         if replay.mode is Mode.PROBE:
             self._on_probed(replay, seq, payload, digest, now)
             return False
@@ -349,7 +349,7 @@ class Repair(ReplayControl):
         return True
 
     def _restage(self, replay: StreamReplay, seq: int, digest: int, now: float) -> None:
-        """Read a copy of what a rebuild has brought: the first one shows who answers."""
+        """Read a copy of what a rebuild has brought: the first one shows its sender."""
         if replay.is_verified or seq < len(replay.staged) - 1:
             self._count_useless(now)
         elif digest == replay.staged[seq].digest:

@@ -33,7 +33,7 @@ class Mode(Enum):
 class Staged(NamedTuple):
     """One batch of a rebuild: not applied before the rebuild has proven to be right."""
 
-    payload: bytes | None  # None: it breaks the connection, nobody can read it
+    payload: bytes | None  # None: it breaks the connection, it cannot be read
     digest: int
     is_heard: bool  # it came live, too, or batches after it did
 

@@ -1,4 +1,4 @@
-"""Fair turns: a few of many per turn, everybody once per round; busy ones come again next turn.
+"""Fair turns: a few of many per turn, each once per round; busy ones come again next turn.
 
 `registry` sweeps indexes with it, the service's upkeep visits scopes.
 """

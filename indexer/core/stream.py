@@ -16,8 +16,8 @@ What a reply means that contradicts what is known (`_judge_stranger`, `_compare_
   once it has led from number 0 to that batch, or if it does not begin there;
 * the same while nothing waits: disowned, and in doubt until the next live number;
 * another copy of an older batch: it is counted, nothing else;
-* another copy of the first live batch, after a past nobody had heard: that past goes, the endpoint
-  is disowned, and what came live is applied once more.
+* another copy of the first live batch, after a past that was not received: that past goes, the
+  endpoint is disowned, and what came live is applied once more.
 
 A rebuild from number 0 (`_stage`) replaces nothing before it has reached the last batch that is
 known, with the copies of what was heard. Only where predictions fail (`reread`) is what was heard
@@ -63,7 +63,7 @@ class EventStream(LiveVerdicts):
         lost_batches: Batches lost for good; above 0 the rank's blocks are uncertain.
         worker_ranks: Ranks the worker has; the owner may replace it when the worker changes.
         unreachable_since: When the connection to the publisher was lost; None: there is one, or
-            there never was. Set by whoever has the socket.
+            there never was. Set by the owner of the socket.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class EventStream(LiveVerdicts):
     def _hear_oversized(self, seq: int, payload: Oversized, now: float) -> None:
         """Take a live batch that is too long: it costs itself, if it is the next one.
 
-        Otherwise its number cannot be trusted, because nobody has read the rest: whatever it would
+        Otherwise its number cannot be trusted, because the rest was not read: whatever it would
         tell of a gap or a restart, the next message tells as well.
         """
         due = self.backlog.last + 1 if self.backlog else self.cursor.expected
@@ -276,7 +276,7 @@ class EventStream(LiveVerdicts):
             if self._is_disowned:  # the engine may be the one behind the endpoint by now
                 self._is_disowned, self.has_replay = False, True
                 self._ask_after = now
-            # the pauses grew while nobody was there: they begin anew
+            # the pauses grew while no engine was there: they begin anew
             self._ask_after = min(self._ask_after, now + self._limits.replay_backoff_s)
             self._backoff_s = 0.0
             if self._staged:

@@ -1,6 +1,6 @@
 """From host names to addresses that may be connected to, without blocking the event loop.
 
-libzmq would resolve a name itself on every connect, where nobody could check the result, and a name
+libzmq would resolve a name itself on every connect, where the result cannot be checked, and a name
 may lead elsewhere at any time. So names are resolved here, `core/egress` judges their addresses,
 and sockets only ever get addresses. Of several allowed addresses, the first that accepts a
 connection is taken, because some may be dead. Lookups run in a few daemon threads that shutdown
@@ -136,7 +136,7 @@ class Addresses:
             endpoint: one that `place` has accepted.
             then: called with the endpoint to connect to, or the reason why there is none.
             last: an earlier answer that was of no use: it is tried last, and kept if no other
-                address accepts, because somebody may listen there again.
+                address accepts, because an engine may listen there again.
             tries: of several addresses, take the first that accepts a connection.
         """
         task = asyncio.get_running_loop().create_task(self._find(endpoint, then, last, tries=tries))

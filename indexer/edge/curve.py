@@ -104,7 +104,7 @@ class ReplicaKeys:
     Without a file, and for endpoints in no line, a replica is expected to have our own pair.
 
     Attributes:
-        allowed: The keys of those who may listen.
+        allowed: The keys of those that may listen.
         own: Our pair.
         when_narrower: Callbacks for when a key is no longer allowed, or our pair changed; must not
             fail.

@@ -1,7 +1,7 @@
 """How many files the process may have open, and whether one more leaves enough for others.
 
 The kernel hands out the lowest free number, so a descriptor's number is a lower bound on how many
-are open: nothing has to be counted, and whoever opened a file knows at once whether it was one too
+are open: nothing has to be counted, and the opener of a file knows at once whether it was one too
 many. `sockets` and the service's HTTP server ask here after opening something.
 """
 

@@ -1,7 +1,7 @@
 """Runs blocking work in threads of its own, which shutdown does not wait for.
 
 The event loop's own threads are joined before a process may exit: a thread stuck on a stalled disk,
-or in the system's resolver, would keep the process alive until somebody kills it.
+or in the system's resolver, would keep the process alive until it is killed.
 """
 
 from __future__ import annotations

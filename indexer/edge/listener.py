@@ -99,7 +99,7 @@ class Listeners:
         return len(self._feeds)
 
     def link(self, stream: EventStream) -> LinkState | None:
-        """Return the state of the stream's connection; None if nobody listens to it (yet)."""
+        """Return the state of the stream's connection; None if it is not listened to (yet)."""
         feed = self._feeds.get(id(stream))
         return None if feed is None else feed.link(self._clock())
 

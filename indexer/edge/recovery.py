@@ -1,8 +1,8 @@
 """Start-up recovery: fetches a peer's /dump and fills indexes with it.
 
-The dump is streamed into staged indexes that nobody sees yet, a slice per turn of the loop. Only a
-complete dump is put in place, so a peer that breaks off leaves nothing behind. No failure here is
-fatal. `core/dump_reader` cuts the text, `load_event` applies it.
+The dump is streamed into staged indexes that are not visible yet, a slice per turn of the loop.
+Only a complete dump is put in place, so a peer that breaks off leaves nothing behind. No failure
+here is fatal. `core/dump_reader` cuts the text, `load_event` applies it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Replays:
     def __init__(
         self, sockets: Sockets, addresses: Addresses, queue: Callable[[StreamSockets], None]
     ) -> None:
-        """Ask nobody yet; `queue` gives a feed its turn, which reads its dealer."""
+        """Ask none yet; `queue` gives a feed its turn, which reads its dealer."""
         self._sockets = sockets
         self._addresses = addresses
         self._queue = queue

@@ -252,7 +252,7 @@ class IndexSnapshots:
     async def write(self, sources: Iterable[SnapshotSource], listeners: Listeners) -> bool:
         """Write a new snapshot that replaces the old one; False: the old one stays.
 
-        Nothing is written if no stream has moved. Restored ranks that nobody has claimed yet, or
+        Nothing is written if no stream has moved. Restored ranks that are not claimed yet, or
         whose engine has yet to prove them, are carried over unchanged.
 
         Args:
