@@ -24,7 +24,7 @@ from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.plots import Series, lines, sample
 from select_service.simulator.runs import at_load, capacity_of, run
-from select_service.simulator.settings import EngineSpec, SimulationSettings, Trace
+from select_service.simulator.settings import EngineSpec, SimulationSettings, Slow, Trace
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ WITHOUT: Final = {
     "- delay of others": replace(FIRST_TOKEN, delay_scale=0.0),
     "- eviction": replace(FIRST_TOKEN, eviction_scale=0.0),
     "- interference": replace(FIRST_TOKEN, interference_scale=0.0),
+    "- slowness": replace(FIRST_TOKEN, slowness_scale=0.0),
     "- expected blocks": replace(FIRST_TOKEN, expects_booked=False),
     "- queues worked off": replace(FIRST_TOKEN, pace_scale=0.0),
     "- overtaking": replace(FIRST_TOKEN, overtaking_s=0.0, overtaking_share=0.0),
@@ -96,6 +97,8 @@ def held_out() -> dict[str, SimulationSettings]:
         "diurnal agents": on(replace(agents, diurnal_period_s=300.0)),
         "closed loop": on(one(kind="agents", arrivals="closed", users=48)),
         "agents, events 1 s late": replace(on(agents), event_lag_s=1.0),
+        "agents, a worn engine": replace(on(agents), slow=[Slow(count=1, speed=0.1)]),
+        "agents, two generations": replace(on(agents), slow=[Slow(count=4, speed=0.5)]),
         "agents, 4 replicas 50 ms apart": replace(on(agents), replicas=4, sync_delay_s=0.05),
         "bursts, 4 replicas 50 ms apart": replace(on(bursts), replicas=4, sync_delay_s=0.05),
         "ample cache": replace(on(agents), engine=EngineSpec(kv_tokens=4_000_000)),

@@ -67,6 +67,7 @@ _COLUMNS: Final = {
     "decode": "blocks that the rank's requests hold, with this one",
     "context": "blocks that its requests read, plus a part for each request",
     "requests": "live requests on the rank",
+    "slowness": "factor: above 1 if the rank takes many times as long as others",
     "taint": "factor: the taints that the request prefers",
     "cached": "tokens of this prompt that count as cached",
     "trust": "0 to 1: how far its KV events are believed; is in CREDIT",
@@ -75,6 +76,7 @@ _COLUMNS: Final = {
 """What the columns of a decision mean, with their units."""
 
 _PREFILL_TERMS: Final = ("pull", "delay", "eviction", "interference")
+_FACTORS: Final = ("slowness", "taint")
 _WEIGHTED: Final = {
     "context": "context_load_scale",
     "requests": "decode_active_request_weight",
@@ -199,6 +201,8 @@ def _is_shown(name: str, ranks: Sequence[dict[str, Any]], weights: dict[str, Any
         return bool(weights.get(_WEIGHTED[name]))
     if name in _PREFILL_TERMS:
         return any(rank.get(f"{name}_cost") for rank in ranks)
+    if name == "slowness":
+        return any(rank.get(name) not in {None, 1.0} for rank in ranks)
     if name in {"taint", "left out"}:
         return any(_cell(name, rank) != "-" for rank in ranks)
     return True
@@ -225,7 +229,8 @@ def _formula(columns: Sequence[str]) -> str:
         *(f"{scale} * {name.upper()}" for name, scale in _WEIGHTED.items() if name in columns),
     ]
     total = " + ".join(terms)
-    return f"({total}) * TAINT" if "taint" in columns else total
+    factors = [name.upper() for name in _FACTORS if name in columns]
+    return " * ".join((f"({total})", *factors)) if factors else total
 
 
 def _with_legend(rows: str, texts: Mapping[str, str]) -> str:
@@ -244,7 +249,13 @@ def _explained(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _wrapped(start: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_on_hyphens=False,  # a flag is copied from it
+    )
 
 
 def _how(one: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     LANES = 8  # of a sum
@@ -24,7 +24,7 @@ cdef enum:
 cdef class Pricer:
     """Reads live columns of load, by slot; scratch space included."""
 
-    cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead
+    cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead, _slowness
     cdef const int64_t[::1] _requests
     cdef double *_held  # of the last prompt, a run of slots for each tier
     cdef double *_booked  # blocks of it in active chains, by slot
@@ -39,7 +39,7 @@ cdef class Pricer:
             raise ValueError("columns of one length")
         (
             self._prefill, self._decode, self._churn, self._context, self._heard, self._ahead,
-            self._requests,
+            self._requests, self._slowness,
         ) = columns
         self._slots = len(self._prefill)
         self._held = <double *>calloc((TIERS + 4) * self._slots + 1, sizeof(double))
@@ -75,6 +75,7 @@ cdef class Pricer:
         cdef Py_ssize_t count, at, row, ties = 0, best = 0, tier
         cdef double credit, decay, scale, host_weight, disk_weight, temperature
         cdef double decode_scale, delay, eviction, context_scale, pace, interference, each
+        cdef double slowness
         cdef bint track, expects, is_chosen = False
         cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
         cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost, more
@@ -82,6 +83,7 @@ cdef class Pricer:
         (
             credit, decay, scale, host_weight, disk_weight, temperature, track,
             decode_scale, delay, eviction, expects, context_scale, pace, interference, each,
+            slowness,
         ) = weights
         cdef const double *device = self._held
         cdef const double *host = device + self._slots
@@ -168,6 +170,7 @@ cdef class Pricer:
                 cost += decode_scale * bare
                 cost += context_scale * (self._context[row] + blocks)
                 cost += each * self._requests[row]
+                cost *= 1.0 + slowness * self._slowness[row]
                 if wish != NULL:
                     cost *= wish[at]
                 price[at], had[at] = cost, cached

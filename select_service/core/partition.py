@@ -47,7 +47,7 @@ from select_service.types import (
     TrustSettings,
 )
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 6):
     from select_service.core._pricer import Pricer
 else:
     Pricer = PlainPricer
@@ -399,7 +399,7 @@ class Partition:
     def _new_pricer(self, kind: type[Pricer]) -> Pricer:
         loads = self.ledger.loads
         columns = loads.prefill, loads.decode, loads.churn, loads.context
-        return kind(*columns, loads.queue_updated_at, loads.ahead, loads.requests)
+        return kind(*columns, loads.queue_updated_at, loads.ahead, loads.requests, loads.slowness)
 
     def replace_engine(self, slot: int, now: float) -> None:
         """Forget what was learnt of a rank's engine: its worker has another endpoint from now on.

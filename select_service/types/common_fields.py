@@ -73,6 +73,10 @@ COMMON_FIELDS: Final = {
     "interference": (
         "Cost of the prompt's own prefill for each request of the rank, at that time, e.g. `0.0`."
     ),
+    "slowness": (
+        "What is added to the cost of a rank for each time that it takes longer than others, if "
+        "it is worn, as a share of it, e.g. `0.0`."
+    ),
     "decode_active_request_weight": "Cost of each request of the rank, in blocks, e.g. `0.0`.",
     "eviction_weight": (
         "Cost of that for each token that the rank has computed lately, at that time, e.g. `0.0`."
@@ -203,6 +207,7 @@ WEIGHT_SETTINGS: Final = {
     "pace": "--pace-scale",
     "interference": "--interference-scale",
     "decode_active_request_weight": "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+    "slowness": "--slowness-scale",
 }
 """By weight of a decision, the flag or environment variable that sets it; `--policy` sets those
 with a flag where it is not given."""

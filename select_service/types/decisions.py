@@ -68,6 +68,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     pace: float  # at that time: tokens a second that a queue counts as worked off
     interference: float  # at that time: of its own prefill, for each request of its rank
     decode_active_request_weight: float
+    slowness: float  # of what a worn rank takes longer than others, as a share of its cost
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -269,6 +270,9 @@ class Candidate(Struct, frozen=True):
     """The part of those that counts as computed, in `prefill_cost`, e.g. `400.0`."""
     requests: int | None = None
     """Live requests of the rank, e.g. `4`."""
+    slowness: float | None = None
+    """Factor of the cost; above 1 if the rank takes many times as long as others; null: the policy
+    does not ask, e.g. `1.0`."""
     pulled_blocks: int | UnsetType = UNSET
     """Blocks of the prompt that it would pull from another rank; with `--kv-pull`, e.g. `64`."""
     pull_cost: float | UnsetType = UNSET

@@ -40,6 +40,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     context_load_scale: float | None = None
     pace_scale: float | None = None
     interference_scale: float | None = None
+    slowness_scale: float | None = None
     decode_active_request_weight: float = 0.0  # of each request of a rank, in blocks
     overtaking_s: float | None = None  # of the queue, where no policy file orders it
     overtaking_share: float | None = None

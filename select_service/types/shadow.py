@@ -86,6 +86,7 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "context_load_scale": _number,
     "pace_scale": _number,
     "interference_scale": _number,
+    "slowness_scale": _number,
     "decode_active_request_weight": _number,
     # a request's override calls them so
     "router_temperature": _router_temperature,
@@ -138,6 +139,7 @@ class ShadowWeights(Struct, frozen=True, kw_only=True):
     pace: float
     interference: float
     decode_active_request_weight: float
+    slowness: float
 
 
 class ShadowRegret(Struct, frozen=True, kw_only=True):

@@ -141,6 +141,7 @@ class RecordedFleet:
             ),
             pace_scale=random.Random(f"pace {seed}").choice([None, None, None, 0.0, 0.03]),
             interference_scale=random.Random(f"interference {seed}").choice([None, None, 0.0, 0.4]),
+            slowness_scale=random.Random(f"slowness {seed}").choice([None, None, 0.0, 0.4]),
         )
         if draw.random() < 0.4 and admission is None:
             admission = AdmissionSettings(

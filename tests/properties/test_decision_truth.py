@@ -121,7 +121,8 @@ def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float)
     assert (weights["decode_load_scale"], weights["context_load_scale"]) == (0.0, 0.0625)
     whole: float = prefill + weights["decode_load_scale"] * decode
     whole += float(weights["context_load_scale"] * one["context_cost"])
-    return whole + float(weights["decode_active_request_weight"] * one["requests"])
+    whole += float(weights["decode_active_request_weight"] * one["requests"])
+    return whole * float(one["slowness"])
 
 
 def check(told: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def check(told: dict[str, Any]) -> None:
         terms = scale * prefill + told["weights"]["decode_load_scale"] * one["decode_cost"]
         terms += told["weights"]["context_load_scale"] * one["context_cost"]
         terms += told["weights"]["decode_active_request_weight"] * (one["requests"] or 0)
-        terms *= one["taint_factor"] or 1.0
+        terms *= (one["slowness"] or 1.0) * (one["taint_factor"] or 1.0)
         if told["weights"]["decode_load_scale"] != 1.0:  # another order of the same sum
             terms = pytest.approx(terms, rel=1e-9)
         assert one["cost"] == terms

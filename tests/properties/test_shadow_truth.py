@@ -59,6 +59,7 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
     cost += weights["decode_load_scale"] * decode
     cost += weights["context_load_scale"] * one["context_cost"]
     cost += weights["decode_active_request_weight"] * (one["requests"] or 0)
+    cost *= 1.0 + weights["slowness"] * ((one["slowness"] or 1.0) - 1.0)
     return float(cost * (1.0 if one["taint_factor"] is None else one["taint_factor"]))
 
 
@@ -238,7 +239,7 @@ def test_decisions_are_the_same_with_it_and_without(
         for told in (*texts, *alone):  # told where anybody prices by it
             for one in told["candidates"] if told["weights"]["pace"] == 0.0 else ():
                 assert one.pop("worked_off_tokens") in {None, 0.0}
-                del one["unheard_s"], one["ahead_tokens"], one["requests"]
+                del one["unheard_s"], one["ahead_tokens"], one["requests"], one["slowness"]
         assert texts == alone
         assert within.core._rng.getstate() == without.core._rng.getstate()
         assert loads(within) == loads(without)

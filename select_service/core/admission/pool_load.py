@@ -17,7 +17,7 @@ from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import DrainMeter
 from select_service.core.ledger.rank_speeds import PoolSpeed
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 6):
     from select_service.core._pricer import Fill
 else:
     from select_service.core.pricing.plain_pricer import Fill

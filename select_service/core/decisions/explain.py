@@ -225,8 +225,9 @@ class ExplainedRecord:
             columns.append(list(map(int, terms.ahead[some].tolist())))
             columns.append(priced.worked[some].tolist())
             columns.append(list(map(int, priced.requests[some].tolist())))
+            columns.append(priced.slowness[some].tolist())
         else:
-            columns += [[None] * count] * 4
+            columns += [[None] * count] * 5
         columns += self._pulls(some)
         columns += [
             list(map(_known, column[some].tolist())) for column in (terms.ttft_ms, terms.itl_ms)

@@ -133,7 +133,7 @@ class Ledger:
             work.at = now
         recent = loads.recent
         if now - recent.looked_at > LOOK_EVERY_S:
-            recent.look(loads.churn, now)
+            loads.look(now)
         recent.computed += prefill_tokens
         recent.asked += isl_tokens
         by_slot = loads.prefill_left

@@ -30,6 +30,11 @@ PACE: Final = Layout("=d")
 """... then the tokens a rank computes per second, and zeros up to a multiple of four numbers: the
 length shows which form it is. Recordings of before have neither requests nor zeros."""
 
+WORN_COLUMNS: Final = QUEUE_COLUMNS + 1
+WORN_MARK: Final = PACE.pack(-1.0)
+"""Where ranks are worn one more column follows the queues, and this the pace, in place of zeros: no
+other number there is below 0."""
+
 _FORM: Final = 4
 _OF_PLAIN: Final = 2  # what remains of 4 columns and 2 totals
 
@@ -49,6 +54,7 @@ class PackedLoads(NamedTuple):
     ahead: Floats | None = None  # tokens that a rank may have computed since
     pace: float = 0.0  # tokens per second of one rank
     requests: Floats | Slots | None = None  # live ones; None: not included
+    slowness: Floats | None = None  # how many times longer than others, less one; None: no rank is
 
 
 def worked_off(updated_at: Floats, ahead: Floats, pace: float, now: float) -> Floats:
@@ -85,6 +91,8 @@ def _form_of(packed: bytes) -> tuple[int, int]:
         ranks, rest = divmod(numbers - 3, COLUMNS + 2)
         if ranks >= 0 and not rest:
             return ranks, 2
+    elif not rest and packed.endswith(WORN_MARK):
+        return (numbers - _FORM) // (COLUMNS + WORN_COLUMNS), WORN_COLUMNS
     elif not rest and numbers:
         ranks = (numbers - 3) // (COLUMNS + QUEUE_COLUMNS)
         if (COLUMNS + QUEUE_COLUMNS) * ranks + 3 + padding(ranks) == numbers:
@@ -107,8 +115,21 @@ def unpacked(packed: bytes) -> PackedLoads:
     end += TOTALS.size
     queues = np.frombuffer(packed, count=more * ranks, offset=end).reshape(more, ranks)
     (pace,) = PACE.unpack_from(packed, end + more * ranks * _VALUE)
-    requests = queues[2] if more == QUEUE_COLUMNS else None
-    return loads._replace(queue_updated_at=queues[0], ahead=queues[1], pace=pace, requests=requests)
+    requests = queues[2] if more >= QUEUE_COLUMNS else None
+    slowness = queues[3] if more == WORN_COLUMNS else None
+    return loads._replace(
+        queue_updated_at=queues[0],
+        ahead=queues[1],
+        pace=pace,
+        requests=requests,
+        slowness=slowness,
+    )
+
+
+def with_worn(packed: bytes, slowness: Floats) -> bytes:
+    """Return packed loads with queues, and the column of worn ranks with them."""
+    end = (COLUMNS + QUEUE_COLUMNS) * len(slowness) * _VALUE + TOTALS.size
+    return packed[:end] + slowness.tobytes() + packed[end : end + PACE.size] + WORN_MARK
 
 
 # Which slots may have become busy or full, or free again, since the last check. Only more load can

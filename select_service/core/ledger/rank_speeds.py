@@ -33,6 +33,9 @@ FASTEST_TOKENS_PER_S: Final = 1e6
 """No rank computes prompts faster: of more tokens it is doubted that they were computed."""
 UNEQUAL: Final = 16.0
 """Nor so many times as fast as the others of its pool."""
+WORN: Final = 3.0
+"""A rank that takes so many times as long as three quarters of its pool is worn: generations of
+engines differ by less."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
 TOLD_EVERY_S: Final = 1.0
@@ -343,6 +346,30 @@ class RankSpeeds:
         total = computed + lately - usual
         base_s = self._base_tokens / self._tokens_per_s
         return PoolSpeed(base_s * computed / total, total, ranks, lately)
+
+    def worn(self) -> dict[int, float]:
+        """Return how many times as long as others the ranks take that are much slower. O(ranks).
+
+        By their lines, for a prompt as long as those that were measured, with its queue. Others are
+        the three quarters that take least: where a quarter is slow, or may be as far as is known
+        yet, the fleet is of several generations, whose slow ranks have caches, too, and are needed.
+        At most `UNEQUAL` times.
+        """
+        count = self.prefills.count
+        tokens = self.prefills.x / count if count else 0.0
+        times = {
+            slot: inf if (seconds := rank.ttft.at(tokens)) is None else seconds
+            for slot, rank in self.by_slot.items()
+            if rank.ttft.samples
+        }
+        usual_s = sorted(times.values())[3 * len(times) // 4] if times else inf
+        if not 0.0 < usual_s < inf:
+            return {}
+        return {
+            slot: min(seconds / usual_s, UNEQUAL)
+            for slot, seconds in times.items()
+            if WORN * usual_s < seconds < inf
+        }
 
     def decoded(self, slot: int, context: float, seconds: float, now: float) -> float | None:
         """Note a block of output.

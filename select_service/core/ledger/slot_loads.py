@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter, WorkDone
-from select_service.core.ledger.loads import PACE, TOTALS, padding
+from select_service.core.ledger.loads import PACE, TOTALS, padding, with_worn
 from select_service.core.ledger.pull_speeds import PullSpeeds
 from select_service.core.ledger.rank_speeds import RankSpeeds
 
@@ -39,7 +39,11 @@ CHURN_MEMORY_S: Final = 300.0
 between a minute and a quarter of an hour the choice makes no measurable difference."""
 
 LOOK_EVERY_S: Final = 1.0
-"""Interval between two updates of the decay."""
+"""Interval between two updates of the decay, and of which ranks are worn."""
+
+TRIED_AGAIN_S: Final = 300.0
+"""A worn rank that was not heard of for so long is priced as others are until it is: it may have
+been mended."""
 
 
 class SlotLoads:
@@ -83,6 +87,11 @@ class SlotLoads:
         silent."""
         self.step: Floats = np.zeros(0)
         """Tokens that each rank computes in a step."""
+        self.slowness: Floats = np.zeros(0)
+        """How many times as long as others each rank takes, less one; 0: it is not worn. See
+        `RankSpeeds.worn`."""
+        self.has_worn = False
+        """Whether any of them is above 0."""
         self.follows_queues = False
         """Whether it is known whose turn it is, and `pack` includes the queues, too. Only pricing
         that uses them pays for it."""
@@ -106,6 +115,7 @@ class SlotLoads:
         self.queue_updated_at = np.concatenate([self.queue_updated_at, zeros])
         self.ahead = np.concatenate([self.ahead, zeros])
         self.wait = np.concatenate([self.wait, zeros])
+        self.slowness = np.concatenate([self.slowness, zeros])
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
         self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
@@ -133,6 +143,8 @@ class SlotLoads:
             recent = self.recent
             pace = recent.pace if self.follows_queues else None
             self.packed = self.rows.pack(self.prefilling, recent.turnover, pace)
+            if self.has_worn and self.follows_queues:
+                self.packed = with_worn(self.packed, self.slowness)
         return self.packed
 
     def predicted_ms(
@@ -195,6 +207,18 @@ class SlotLoads:
         before = max(0, int(self.requests[slot]) + 1 - int(self.max_num_seqs[slot]))
         return before * float(self.wait[slot])
 
+    def look(self, now: float) -> None:
+        """Update what fades, and which ranks are worn. O(slots), and O(ranks) for the latter."""
+        self.recent.look(self.churn, now)
+        worn = self.speeds.worn()
+        if worn or self.has_worn:
+            self.slowness[:] = 0.0
+            for slot, times in worn.items():
+                if now - self.queue_updated_at[slot] <= TRIED_AGAIN_S:
+                    self.slowness[slot] = times - 1.0
+            self.has_worn = bool(self.slowness.any())
+            self.packed = b""
+
     def silent(self, now: float) -> int:
         """Count ranks that have something to compute and seem to hang; see `WorkDone.silent`."""
         return self.work.silent(now, self.prefill, self.ahead, self.recent.pace)
@@ -226,7 +250,7 @@ class SlotLoads:
 
     def forget_churn(self, slot: int) -> None:
         """Reset the churn of a slot, since a new rank has an empty cache. O(slots)."""
-        self.churn[slot] = 0.0
+        self.churn[slot] = self.slowness[slot] = 0.0
         self.recent.churned = float(self.churn.sum())
         self.packed = b""
 
@@ -239,11 +263,15 @@ class SlotLoads:
             loads += self.queue_updated_at.tobytes() + self.ahead.tobytes()
             loads += self.requests.astype(np.float64).tobytes() + PACE.pack(self.recent.pace)
             loads += bytes(8 * padding(len(self.requests)))
+            if self.has_worn:
+                loads = with_worn(loads, self.slowness)
         assert self.pack() == loads, "a true copy"
         assert (self.ahead >= 0.0).all()
         assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
         assert (self.queue_updated_at <= self.work.at).all()
         assert (self.churn >= 0.0).all()
+        assert (self.slowness >= 0.0).all()
+        assert self.has_worn or not self.slowness.any()
         assert self.prefilling == self.computing.sum()
         assert self.prefill.tolist() == [float(left) for left in self.prefill_left]
         assert self.prefill_backlog == sum(self.prefill_left)

@@ -105,7 +105,11 @@ class Terms(NamedTuple):
                + context_load_scale · context with this prompt
                + decode_active_request_weight · requests
 
-    The last term is Dynamo 1.6's, and 0 unless it is set.
+    The last term is Dynamo 1.6's, and 0 unless it is set. All of it is multiplied with
+
+    slowness = 1 + slowness_weight · (how many times as long as others a worn rank takes - 1),
+
+    which is 1 unless `RankSpeeds.worn` names the rank.
 
     Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own` as blocks on
     the device are (with `decay · credit_weight`, at most 1: else the rank that holds them would
@@ -128,6 +132,7 @@ class Terms(NamedTuple):
     churn: Floats  # tokens
     requests: Floats | Slots  # live on the rank
     context: Floats  # including the prompt
+    slowness: Floats  # factor of the cost
     prefill_cost: Floats  # the part of the cost for computing
     cost: Floats
     pulled: Floats  # of the prompt, from another rank, where that costs less than computing them
@@ -193,6 +198,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
         left, own = left - pull_credit, own - pull_credit
     left, own = np.maximum(left, 0.0) + pull_cost, np.maximum(own, 0.0)
     computing = weights.prefill_load_scale * (left + each * own)
+    slowness = nothing + 1.0
+    if weights.slowness and loads.slowness is not None:
+        slowness = 1.0 + weights.slowness * loads.slowness[rows]
     return Terms(
         prefill=prefill,
         worked=worked,
@@ -209,8 +217,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
         churn=churn,
         requests=others,
         context=context,
-        prefill_cost=computing,
-        cost=_decoding(computing, weights, decode, context, others),
+        slowness=slowness,
+        prefill_cost=computing * slowness,
+        cost=_decoding(computing, weights, decode, context, others) * slowness,
         pulled=pulled,
         pull_credit=pull_credit,
         pull_cost=pull_cost,
@@ -250,7 +259,8 @@ def _computing(left: Floats, own: Floats, each: Floats) -> Floats:
 def decode_cost(terms: Terms, weights: Weights) -> Floats:
     """Return the part of the cost for decoding: all that a pair's decode rank does, but moving."""
     nothing = np.zeros(len(terms.decode))
-    return _decoding(nothing, weights, terms.decode, terms.context, terms.requests)
+    cost = _decoding(nothing, weights, terms.decode, terms.context, terms.requests)
+    return cost * terms.slowness
 
 
 def _decoding(

@@ -71,12 +71,23 @@ class Pricer:
         queue_updated_at: Floats,
         ahead: Floats,
         requests: Slots,
+        slowness: Floats,
     ) -> None:
-        columns = prefill, decode, churn, context, queue_updated_at, ahead, requests
+        columns = prefill, decode, churn, context, queue_updated_at, ahead, requests, slowness
         if len({len(one) for one in columns}) > 1:
             raise ValueError("columns of one length")
         self._loads = PackedLoads(
-            prefill, decode, churn, context, 0.0, 0.0, queue_updated_at, ahead, 0.0, requests
+            prefill,
+            decode,
+            churn,
+            context,
+            0.0,
+            0.0,
+            queue_updated_at,
+            ahead,
+            0.0,
+            requests,
+            slowness,
         )
         self._held: MatchedRows | None = None  # by slot, of the last call
         self.pulled = 0

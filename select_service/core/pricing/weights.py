@@ -62,10 +62,15 @@ INTERFERENCE_SCALE: Final = 0.05
 wait counts a twentieth of what the prompt's own caller waits."""
 
 
+SLOWNESS_SCALE: Final = 0.33
+"""`first-token`: a third of what a worn rank takes longer than others is added to its cost. If all
+of it were, conversations would leave a rank of a quarter of the speed, whose cache holds them."""
+
+
 class Weights(NamedTuple):
     """The weights of the formula in force for one request.
 
-    The last eight default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
+    The last nine default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
     rank computes on average, `eviction_weight` per multiple of the average churn of a cache, given
     that all of every prompt is found, and `pace` a share of a rank's pace. `at_present` turns them
     into the factors of one decision, where `pace` is in tokens per second.
@@ -86,6 +91,7 @@ class Weights(NamedTuple):
     pace: float = 0.0
     interference: float = 0.0
     decode_active_request_weight: float = 0.0
+    slowness: float = 0.0
 
     @property
     def is_kv_cost(self) -> bool:
@@ -96,7 +102,10 @@ class Weights(NamedTuple):
     def reads_queues(self) -> bool:
         """Whether prices need more of a rank's queue than its length."""
         return (
-            self.pace > 0.0 or self.interference > 0.0 or self.decode_active_request_weight != 0.0
+            self.pace > 0.0
+            or self.interference > 0.0
+            or self.decode_active_request_weight != 0.0
+            or self.slowness > 0.0
         )
 
     def kv_cost(self) -> Weights:
@@ -123,10 +132,11 @@ class Weights(NamedTuple):
             self.pace * pace,
             self.interference / (1.0 + computing),
             self.decode_active_request_weight,
+            self.slowness,
         )
 
 
-_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0)
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 _OF_CONTRACT: Final = 7
 """Number of weights in the contract's formula."""
@@ -158,12 +168,20 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
         track,
         *_terms(config),
         _bounded(config.decode_active_request_weight),
+        _slowness(config),
     )
+
+
+def _slowness(config: RouterConfig) -> float:
+    """Return the weight of how much slower a worn rank is."""
+    if config.slowness_scale is not None:
+        return _bounded(config.slowness_scale)
+    return SLOWNESS_SCALE if config.policy == "first-token" else 0.0
 
 
 def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, float, float]:
     """Return the weights that the contract's formula does not have."""
-    terms: tuple[float, float, float, bool, float, float, float] = _NOTHING_MORE[:-1]
+    terms: tuple[float, float, float, bool, float, float, float] = _NOTHING_MORE[:-2]
     if config.policy == "first-token":
         scales = DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE
         terms = (*scales, True, CONTEXT_LOAD_SCALE, PACE_SCALE, INTERFERENCE_SCALE)

@@ -256,6 +256,13 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
         "what a prompt's own prefill costs each request that its rank has, less where prompts "
         "wait; off: as --policy has it",
     ] = None
+    slowness_scale: Annotated[
+        float | None,
+        number(0.0, 1.0, metavar="X"),
+        "what is added to the cost of a worn rank (one that takes more than three times as long as "
+        "three quarters of its pool) for each time that it takes longer, as a share of it; off: as "
+        "--policy has it",
+    ] = None
     overtaking_s: Annotated[
         float | None,
         number(0.0, 1000000.0, metavar="S").static("selections_queued_total"),

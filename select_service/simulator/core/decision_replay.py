@@ -415,9 +415,9 @@ def changed_weights(config: RouterConfig, changes: dict[str, object]) -> Weights
     return lambda _, asked: weights_in_force(other, asked.override)
 
 
-_LATER_WEIGHTS: Final = 3
-"""The last so many weights came after the first recordings: pace, interference, and that of each
-active request. 0 is without."""
+_LATER_WEIGHTS: Final = 4
+"""The last so many weights came after the first recordings: pace, interference, that of each active
+request, and slowness. 0 is without."""
 
 
 def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:

@@ -117,6 +117,7 @@ class RecordedLedger:
         loads.queue_updated_at[:] = 0.0 if told.queue_updated_at is None else told.queue_updated_at
         loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
         loads.requests[:] = 0 if told.requests is None else told.requests
+        loads.slowness[:] = 0.0 if told.slowness is None else told.slowness
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         """Set the slots booked with the beginning of the prompt; None: there are none."""

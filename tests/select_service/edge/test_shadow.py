@@ -59,6 +59,7 @@ async def test_what_is_told_of_it(client: httpx.AsyncClient, service: Driver) ->
             "pace": 0.0,
             "interference": 0.0,
             "decode_active_request_weight": 0.0,
+            "slowness": 0.0,
         },
         "agrees": False,
         "regret_by_live_weights": 1.0,

@@ -95,6 +95,7 @@ def test_they_have_the_names_of_settings_and_overrides() -> None:
         name = weight.replace("delay_weight", "delay_scale")
         name = name.replace("eviction_weight", "eviction_scale").replace("pace", "pace_scale")
         name = name.replace("interference", "interference_scale")
+        name = name.replace("slowness", "slowness_scale")
         assert hasattr(RouterConfig(), name)
         read_shadow_weights({name: True if name in switches else 1.0})
     idle = {"assume_kv_reuse", "shared_cache_multiplier"}

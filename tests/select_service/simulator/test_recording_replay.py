@@ -309,6 +309,8 @@ def naive_costs(item: Decided, fleet: ScopeFleet, config: RouterConfig) -> dict[
         left = max(0.0, raw - credited)
         each = weights.decode_active_request_weight * others
         costs[slot] = weights.prefill_load_scale * (left + more) + decode + context + each
+        if loads.slowness is not None:
+            costs[slot] *= 1.0 + weights.slowness * float(loads.slowness[slot])
     return costs
 
 
@@ -400,7 +402,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.recorded_file.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 16 weights, where this version has 15"):
+    with pytest.raises(BadRecording, match="decision 1: 17 weights, where this version has 16"):
         replay([other.recorded_file.into(tmp_path / "other")])
 
 

@@ -29,16 +29,16 @@ const ENDS = [["", "all"], ["placed", "placed"], ["refused", "refused"], ["cache
 // The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
 // (prefill_load_scale · (prefill_cost − credit + pull_cost + delay_cost + eviction_cost + interference_cost)
 //  + decode_load_scale · decode_cost + context_load_scale · context_cost
-//  + decode_active_request_weight · requests) · taint_factor.
+//  + decode_active_request_weight · requests) · slowness · taint_factor.
 export function parts(one, weights) {
   if (one.cost === null || one.cost === undefined) return null;
-  const taint = one.taint_factor ?? 1;
-  const scale = (weights.prefill_load_scale ?? 1) * taint;
+  const factor = (one.slowness ?? 1) * (one.taint_factor ?? 1);
+  const scale = (weights.prefill_load_scale ?? 1) * factor;
   return {
     prefill: scale * (one.prefill_cost - one.credit + (one.pull_cost ?? 0)),
     delay: scale * ((one.delay_cost ?? 0) + (one.interference_cost ?? 0)),
     eviction: scale * (one.eviction_cost ?? 0),
-    decode: ((weights.decode_load_scale ?? 1) * one.decode_cost + (weights.context_load_scale ?? 0) * (one.context_cost ?? 0) + (weights.decode_active_request_weight ?? 0) * (one.requests ?? 0)) * taint,
+    decode: ((weights.decode_load_scale ?? 1) * one.decode_cost + (weights.context_load_scale ?? 0) * (one.context_cost ?? 0) + (weights.decode_active_request_weight ?? 0) * (one.requests ?? 0)) * factor,
     credit: scale * one.credit,
   };
 }

@@ -94,7 +94,12 @@ def test_packed_rows_are_the_loads_of_a_decision(twin: Any) -> None:
     for found in (plain, unpacked(rows.pack(2, math.inf, 50.5))):
         assert [one.tolist() for one in found[:4]] == [prefill, decode, churn, context]
         assert found[4:6] == (2.0, math.inf)
-    assert plain[6:] == (None, None, 0.0, None)
+    assert (plain.queue_updated_at, plain.ahead, plain.pace, plain.requests) == (
+        None,
+        None,
+        0.0,
+        None,
+    )
     assert found.queue_updated_at is not None
     assert found.ahead is not None
     assert (found.queue_updated_at.tolist(), found.ahead.tolist(), found.pace) == (

@@ -345,3 +345,59 @@ def test_what_a_prompt_lost_while_it_was_computed_was_computed() -> None:
         assert learn_first_token(ledger.loads, one, 1.5 + number)
         assert not learn_first_token(ledger.loads, one, 1.6 + number), "once"
     assert ledger.loads.speeds.by_slot[0].ttft.at(4_000) == pytest.approx(0.4)
+
+
+def pool(*times: float) -> RankSpeeds:
+    """Ranks that take so many times as long as the first for each prompt."""
+    speeds = RankSpeeds()
+    for slot, one in enumerate(times):
+        measured(speeds, slot, one * PER_TOKEN_S)
+    return speeds
+
+
+def test_a_rank_that_takes_much_longer_than_others_is_worn() -> None:
+    speeds = pool(*[1.0] * 6, 10.0)
+    assert speeds.worn() == {6: pytest.approx(10.0, rel=0.3)}
+    speeds.forget(6)
+    assert speeds.worn() == {}
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        (),
+        (1.0,),
+        (1.0, 9.0),
+        (1.0,) * 8,
+        (1.0,) * 4 + (2.0,) * 4,
+        (1.0,) * 7 + (2.0,),
+        (1.0,) * 6 + (4.0,) * 2,
+        (4.0,) * 7 + (1.0,),
+    ],
+)
+def test_equal_ranks_and_generations_of_engines_are_not_worn(times: tuple[float, ...]) -> None:
+    assert pool(*times).worn() == {}
+
+
+def test_no_rank_counts_as_slower_than_by_so_many_times() -> None:
+    assert pool(*[1.0] * 7, 100.0).worn() == {7: UNEQUAL}
+
+
+def test_a_rank_of_which_little_is_known_is_not_worn() -> None:
+    speeds = pool(*[1.0] * 7)
+    for _ in range(SURE - 1):
+        speeds.computed(7, 1_000, 50.0)
+    assert speeds.worn() == {}
+    speeds.computed(7, 1_000, 50.0)
+    assert speeds.worn() == {7: UNEQUAL}
+
+
+def test_what_is_not_known_yet_may_be_slow() -> None:
+    speeds = pool(*[1.0] * 7, 10.0)
+    assert speeds.worn().keys() == {7}
+    for slot in (8, 9):
+        speeds.computed(slot, 1_000, 1.0)
+    assert speeds.worn() == {}
+    for slot in (8, 9):
+        measured(speeds, slot, PER_TOKEN_S)
+    assert speeds.worn().keys() == {7}

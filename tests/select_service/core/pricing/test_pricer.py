@@ -48,6 +48,7 @@ OF_OURS = st.tuples(
     st.just(0.0) | st.floats(0.0, 1e5) | st.sampled_from([1e-300, 1e200]),
     shares,
     weights,
+    shares,
 )
 CHOSEN = st.tuples(OF_CONTRACT, st.just(()) | OF_OURS).map(lambda two: Weights(*two[0], *two[1]))
 
@@ -55,6 +56,7 @@ CHOSEN = st.tuples(OF_CONTRACT, st.just(()) | OF_OURS).map(lambda two: Weights(*
 @EITHER
 @given(
     loads=st.tuples(*(column(counts) for _ in range(6))),
+    slowness=column(st.just(0.0) | st.floats(0.0, 15.0)),
     heard=column(st.floats(0.0, 20.0) | st.just(1e15)),
     held=st.none() | st.tuples(*(column(blocks) for _ in range(3))),
     booked=st.none() | column(blocks),
@@ -70,6 +72,7 @@ CHOSEN = st.tuples(OF_CONTRACT, st.just(()) | OF_OURS).map(lambda two: Weights(*
 def test_like_the_terms_read_aloud(
     twin: ModuleType,
     loads: tuple[list[int], ...],
+    slowness: list[float],
     heard: list[float],
     held: tuple[list[int], ...] | None,
     booked: list[int] | None,
@@ -117,12 +120,13 @@ def test_like_the_terms_read_aloud(
         cost += w.decode_load_scale * bare
         cost += w.context_load_scale * float(context[slot] + 6)
         cost += w.decode_active_request_weight * float(requests[slot])
+        cost *= 1.0 + w.slowness * slowness[slot]
         costs.append(cost if preferred is None else cost * preferred[at])
         cached_there.append(cached)
     at = pick(np.array(costs), w.temperature, random.Random(seed))
     columns = [np.array(one, dtype=np.float64) for one in (prefill, decode, churn, context)]
     columns += [np.array(heard), np.array(ahead, dtype=np.float64)]
-    pricer = twin.Pricer(*columns, np.array(requests))
+    pricer = twin.Pricer(*columns, np.array(requests), np.array(slowness))
     found = pricer.choose(
         rows if isinstance(rows, int) else np.array(rows),
         isl,
@@ -143,7 +147,7 @@ def test_like_the_terms_read_aloud(
 
 
 def empty(twin: ModuleType, rows: int) -> Any:
-    return twin.Pricer(*np.zeros((6, rows)), np.zeros(rows, dtype=np.int64))
+    return twin.Pricer(*np.zeros((6, rows)), np.zeros(rows, dtype=np.int64), np.zeros(rows))
 
 
 def ask(pricer: Any, rows: Any, **more: Any) -> Any:
@@ -190,10 +194,10 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
         ask(pricer, 4, trust=np.ones(3))
     with pytest.raises(ValueError, match=r"rows|shapes"):
         ask(pricer, 4, preference=np.ones(3))
-    for shorter in range(7):
-        columns = [np.zeros(3 if at == shorter else 4) for at in range(7)]
+    for shorter in range(8):
+        columns = [np.zeros(3 if at == shorter else 4) for at in range(8)]
         with pytest.raises(ValueError, match="length"):
-            twin.Pricer(*columns[:6], columns[6].astype(np.int64))
+            twin.Pricer(*columns[:6], columns[6].astype(np.int64), columns[7])
 
 
 @EITHER
@@ -203,7 +207,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
         columns = [np.array([float(rng.randrange(5000)) for _ in range(ROWS)]) for _ in range(6)]
         device = groups([rng.randrange(9) for _ in range(ROWS)])
         asked = {"isl_tokens": rng.randrange(1, 300), "found": TierMatches(device, [], [])}
-        pricer = twin.Pricer(*columns, np.arange(ROWS))
+        pricer = twin.Pricer(*columns, np.arange(ROWS), np.zeros(ROWS))
         ones = np.ones(ROWS)
         drawn = [
             ask(pricer, ROWS, **asked, **more, rng=random.Random(1))
@@ -281,7 +285,8 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     assert ranks_in(loads.pack()) == rows
     columns = loads.prefill, loads.decode, loads.churn, loads.context
     assert [one.tolist() for one in told[:4]] == [one.tolist() for one in columns]
-    assert told[4:] == (3.0, loads.recent.turnover, None, None, 0.0, None)
+    assert told[4:6] == (3.0, loads.recent.turnover)
+    assert (told.queue_updated_at, told.ahead, told.pace, told.requests) == (None, None, 0.0, None)
     before, loads.follows_queues, loads.packed = loads.pack(), True, b""
     paced = unpacked(loads.pack())
     assert loads.pack().startswith(before)
@@ -291,6 +296,20 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     assert paced.pace == loads.recent.pace
     assert paced.requests is not None
     assert paced.requests.tolist() == loads.requests.tolist()
+    assert paced.slowness is None
+    loads.slowness[:], loads.has_worn, loads.packed = np.arange(rows) * 0.5, True, b""
+    assert ranks_in(loads.pack()) == rows
+    worn = unpacked(loads.pack())
+    assert worn.slowness is not None
+    assert worn.slowness.tolist() == loads.slowness.tolist()
+    assert worn.pace == paced.pace
+    assert np.array_equal(np.array([*worn[:4]]), np.array([*paced[:4]]))
+    queues = (
+        (worn.queue_updated_at, paced.queue_updated_at),
+        (worn.ahead, paced.ahead),
+        (worn.requests, paced.requests),
+    )
+    assert all(np.array_equal(one, same) for one, same in queues if one is not None)
 
 
 def test_the_length_says_what_is_told() -> None:
