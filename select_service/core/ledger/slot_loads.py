@@ -208,9 +208,9 @@ class SlotLoads:
         return before * float(self.wait[slot])
 
     def look(self, now: float) -> None:
-        """Update what fades, and which ranks are worn. O(slots), and O(ranks) for the latter."""
+        """Update what fades, and which ranks are worn, if a price reads that. O(slots)."""
         self.recent.look(self.churn, now)
-        worn = self.speeds.worn()
+        worn = self.speeds.worn() if self.follows_queues else {}
         if worn or self.has_worn:
             self.slowness[:] = 0.0
             for slot, times in worn.items():
