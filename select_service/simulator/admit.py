@@ -28,7 +28,7 @@ _STEPS: Final = 1 << 30
 
 
 class InstanceState(msgspec.Struct):
-    """The state of one instance, as told."""
+    """The state of one instance, as reported."""
 
     queue_depth: float = 0
     batch_size: float = 0
@@ -123,7 +123,7 @@ class PolicyTrial:
     Args:
         name: of the policy.
         config: the policy's keys, and optionally `pool`, the PoolSettings of a pool that computes
-            what is admitted (the default of slo-shed); null: the pool is as told by arrivals in
+            what is admitted (the default of slo-shed); null: the pool is as reported by arrivals in
             `snapshots` (the default of all others).
 
     Raises:
@@ -134,8 +134,8 @@ class PolicyTrial:
         policy, settings = _read_config(name, config)
         built: Built[_Open] = build(name, policy)
         self._computing = None if settings is None else ComputingPool(settings)
-        self._told = SnapshotPool()
-        pool: PoolLoad = self._computing or self._told
+        self._snapshots = SnapshotPool()
+        pool: PoolLoad = self._computing or self._snapshots
         self._policy = built.policy
         self._pool = pool
         self.gate: Gate[_Open] = Gate(built.classes, built.policy, pool, queue=built.queue)
@@ -158,12 +158,12 @@ class PolicyTrial:
     def _arrive(self, arrival: Arrival) -> None:
         now = arrival.t_us / 1e6
         if arrival.snapshots is not None:
-            self._told.tell(
+            self._snapshots.set_snapshots(
                 [InstanceSnapshot(*msgspec.structs.astuple(one)) for one in arrival.snapshots]
             )
         tenant_id = arrival.tenant or "default"
         if arrival.tenant_in_flight is not None:
-            self._told.in_flight_told[tenant_id] = arrival.tenant_in_flight
+            self._snapshots.in_flight_by_tenant[tenant_id] = arrival.tenant_in_flight
         self._advance(max(now, self._last))
         target_ms = arrival.slo_ttft_ms
         ask = AdmissionRequest(

@@ -45,7 +45,7 @@ class Calibration(NamedTuple):
     """Times of an engine, and what they make of each point: first token, between tokens."""
 
     latency: AnalyticLatency
-    told: list[tuple[float, float]]
+    fitted: list[tuple[float, float]]
 
 
 def execute(args: Namespace) -> int:
@@ -70,13 +70,13 @@ def execute(args: Namespace) -> int:
             f"{1e3 * one.itl_s:.2f}",
             f"{1e3 * itl_s:.2f}",
         ]
-        for one, (ttft_s, itl_s) in zip(points, found.told, strict=True)
+        for one, (ttft_s, itl_s) in zip(points, found.fitted, strict=True)
     ]
-    told = ",".join(f"{name}={getattr(found.latency, name):.4g}" for name in _TERMS)
+    terms = ",".join(f"{name}={getattr(found.latency, name):.4g}" for name in _TERMS)
     sys.stdout.write(as_text(head, rows))
     longest = max(one.isl + one.osl for one in points)
     write_profile(Path(options.out), found.latency, options.kv_tokens, int(longest))
-    sys.stdout.write(f"\n{told}\n--engine profile={options.out}\n")
+    sys.stdout.write(f"\n{terms}\n--engine profile={options.out}\n")
     return 0
 
 
@@ -120,11 +120,11 @@ def fit(points: Sequence[Point]) -> Calibration:
         raise ValueError("a first token is sooner than a step: are its times of another unit?")
     values = _solved(rows / measured[:, None])
     latency = AnalyticLatency(**dict(zip(_TERMS, values.tolist(), strict=True)))
-    told = [
+    fitted = [
         (float(a @ values) + _wait_s(one), float(b @ values))
         for one, a, b in zip(points, first, between, strict=True)
     ]
-    return Calibration(latency, told)
+    return Calibration(latency, fitted)
 
 
 def _between(one: Point) -> list[float]:
@@ -171,7 +171,7 @@ def _solved(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 # What a recording of the service says of its engines: lives of reservations, as points of a fit. A
-# reservation tells when its prompt was placed and computed, how much of it was cached, and when its
+# reservation shows when its prompt was placed and computed, how much of it was cached, and when its
 # answer ended, with so many blocks. Lives that were alike are one point: by prompt to compute and
 # by how many were on the rank, each to a factor of two.
 
@@ -215,7 +215,7 @@ def recorded_points(path: str) -> list[Point]:
 
     Raises:
         BadRecording, OSError: it cannot be read.
-        ValueError: no reservation in it tells enough.
+        ValueError: no reservation in it shows enough.
     """
     steps = (
         (one.recorded_file.fleet(one.item.scope).block_size, one.item)
@@ -227,7 +227,7 @@ def recorded_points(path: str) -> list[Point]:
     points = points_of_lives(steps)
     if not points:
         raise ValueError(
-            f"{path}: fewer than {_ALIKE_MIN} reservations that are alike told of their first "
+            f"{path}: fewer than {_ALIKE_MIN} reservations that are alike report their first "
             "token (prefill_complete), their output (output_block) and their end"
         )
     return points

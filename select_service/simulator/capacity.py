@@ -1,8 +1,9 @@
 """`select-sim capacity`: what each policy carries within targets, or how many workers that takes.
 
 SLO capacity is the load at which a share of the requests, nine of ten, is just in time. It is found
-by bisection, for each policy and seed by itself; policies have the same requests, so what is told
-of two of them is the difference over seeds. The same search over workers answers what a load takes.
+by bisection, for each policy and seed by itself; policies have the same requests, so what is
+reported of two of them is the difference over seeds. The same search over workers answers what a
+load takes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def search(task: CapacitySearch, progress: Callable[[float], None] | None = None
     """
     trials: list[tuple[float, float]] = []
 
-    def tell(share: float) -> None:
+    def report(share: float) -> None:
         if progress is not None:
             progress(min((len(trials) + share) / _STEPS, _NEARLY_DONE))
 
@@ -90,7 +91,7 @@ def search(task: CapacitySearch, progress: Callable[[float], None] | None = None
             settings = replace(settings, workers=int(at))
         else:
             settings = _scaled(settings, at, task.capacity)
-        trials.append((at, run(settings, tell).good))
+        trials.append((at, run(settings, report).good))
         return trials[-1][1]
 
     found, beyond = _workers(task, good) if task.workers else _load(task, good)
@@ -214,11 +215,11 @@ def execute(args: Namespace) -> int:
     return 0
 
 
-def _page(result: Capacities, told: str, command_line: str) -> str:
+def _page(result: Capacities, summary: str, command_line: str) -> str:
     """Return an HTML page: the table, and the settings."""
     about = "Of the first search; others differ in policy, seed and load."
     body = [
-        told,
+        summary,
         "<p>Means over seeds ± 95 % of Student's t; one seed has no interval.</p>",
         folded("Settings", about, result.settings),
     ]
@@ -350,25 +351,25 @@ def verdict(result: Capacities) -> str:
     if not amount.mean:
         return f"However light the load, {first} does not have {in_time}{within}."
     if by_workers:
-        told = f"{first} needs {best.text()} workers"
+        text = f"{first} needs {best.text()} workers"
     elif result.capacity is not None:
         least = best.bound if best.beyond else amount.mean
         rate = (
             f"{'at least ' * bool(best.beyond)}{_significant(least * result.capacity)} requests/s"
         )
-        told = f"{first} carries {best.text()} of capacity, {rate},"
+        text = f"{first} carries {best.text()} of capacity, {rate},"
     else:
-        told = f"{first} carries {best.text()} times the given load"
-    told += f" with {in_time}{within}"
+        text = f"{first} carries {best.text()} times the given load"
+    text += f" with {in_time}{within}"
     if not others:
-        return f"{told}."
-    return f"{told}, {_beside(best, groups[others[0]], others[0])}."
+        return f"{text}."
+    return f"{text}, {_beside(best, groups[others[0]], others[0])}."
 
 
 def _beside(best: _Group, other: _Group, name: str) -> str:
     """Say what the next policy has, or by how much the best one is ahead of it."""
     if best.is_beyond and other.is_beyond:
-        return f"as does {name}: more requests, or tighter targets, tell them apart"
+        return f"as does {name}: more requests, or tighter targets, separate them"
     if other.is_beyond:
         return f"and for {name} {other.bound:.0f} are not enough"
     if best.beyond or other.beyond:
@@ -379,9 +380,9 @@ def _beside(best: _Group, other: _Group, name: str) -> str:
         return f"{name} no load"
     if abs(gap.mean) <= (gap.half or 0.0):
         if gap.mean or gap.half:
-            told = f"not clearly ahead of {name} ({gap.signed()} %)"
+            text = f"not clearly ahead of {name} ({gap.signed()} %)"
         else:
-            told = f"the same as for {name}"
-        return told
+            text = f"the same as for {name}"
+        return text
     more = " (one seed, so no interval)" if gap.half is None else ""
     return f"{gap.signed()} % against {name}{more}"

@@ -1,7 +1,7 @@
 """`select-sim`: try a policy before it serves real requests.
 
 Exit codes: 0 done, 1 a line of input, a recording or a measurement that cannot be read, or a result
-that cannot be written (where is told), 2 wrong usage or configuration, 3 a replayed decision is
+that cannot be written (where is reported), 2 wrong usage or configuration, 3 a replayed decision is
 another one than was recorded, 130 Ctrl-C.
 """
 
@@ -114,7 +114,7 @@ def _add_runs(commands: _Commands) -> None:
         "run",
         help="Compares policies side by side on a simulated cluster.",
         description="Runs the service's selection code, and other routers beside it, before "
-        "simulated engines with a simulated clock; tells times to first token, hit rates and "
+        "simulated engines with a simulated clock; reports times to first token, hit rates and "
         "spread of load.",
         examples="select-sim run --policy all --workload agents,rate=2,requests=600 "
         "--block-size 64 --report report.html\n"
@@ -124,7 +124,7 @@ def _add_runs(commands: _Commands) -> None:
     run.set_defaults(execute=run_command.execute)
     sweep = commands.add_parser(
         "sweep",
-        help="Runs many weights, and tells which of them no others beat.",
+        help="Runs many weights, and shows which of them no others beat.",
         description="Runs the selection code with many weights and several seeds, and prints the "
         "Pareto front of what was aimed at, with 95 % intervals, and kv-cost with its defaults.",
         examples="select-sim sweep --vary overlap_score_credit=0.5,1 "
@@ -152,10 +152,10 @@ def _add_readers(commands: _Commands) -> None:
         help="Makes the decisions of a recording again, and with other weights.",
         description="Makes every decision of a recording (select-service --record FILE) again, "
         "with the real code, out of what it met then; exit code 3 if one is another one now. With "
-        "--weights it also tells what these would have chosen, one decision at a time: loads and "
+        "--weights it also shows what these would have chosen, one decision at a time: loads and "
         "caches stay as recorded. What would have become of those: select-sim run --trace FILE "
         "--format recording.",
-        examples="select-sim replay recording --weights overlap_score_credit=0.5 --out told.json",
+        examples="select-sim replay recording --weights overlap_score_credit=0.5 --out replay.json",
     )
     replay.add_argument(
         "file",

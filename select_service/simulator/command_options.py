@@ -1,4 +1,4 @@
-"""What each command of `select-sim` is told: a class per command, a row per flag."""
+"""The options of each command of `select-sim`: a class per command, a row per flag."""
 
 from argparse import Namespace
 from math import inf
@@ -198,8 +198,10 @@ _OF_TRACE: Final = "trace."
 
 def admission_policies() -> str:
     """Return what each admission policy does, and the keys of its configuration."""
-    told = {name: f"{meaning}{_keys('; keys: ', KEYS[name])}" for name, meaning in MEANINGS.items()}
-    return definitions("policies", {**told, "all": _keys("keys: ", KEYS_OF_ALL)})
+    texts = {
+        name: f"{meaning}{_keys('; keys: ', KEYS[name])}" for name, meaning in MEANINGS.items()
+    }
+    return definitions("policies", {**texts, "all": _keys("keys: ", KEYS_OF_ALL)})
 
 
 def _keys(begin: str, keys: frozenset[str]) -> str:

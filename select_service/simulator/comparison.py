@@ -1,8 +1,8 @@
 """Many runs: executed on several processors, collected, and presented as tables and a sentence.
 
 A run is one task and returns only its measures, so that little data is transferred. Policies get
-the same requests, so what is told of two of them is the mean of their differences, whose interval
-is a fraction of either's own.
+the same requests, so what is reported of two of them is the mean of their differences, whose
+interval is a fraction of either's own.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def verdict(runs: Sequence[Measures]) -> str:
     """Say which policy wins and by how much, and whether the interval bears that out.
 
     Where times were asked for, the most requests in time win, and among those with as many, as
-    without targets, the shortest TTFT p90. What no router can be does not take part, and is told
+    without targets, the shortest TTFT p90. What no router can be does not take part, and is shown
     behind.
     """
     if not any(one.ok for one in runs):
@@ -308,7 +308,7 @@ def verdict(runs: Sequence[Measures]) -> str:
     name = "good" if by_slo else "ttft_p90"
     beyond = [policy for policy in groups if policy in BEYOND and len(groups) > 1]
     named = {policy: group for policy, group in groups.items() if policy not in beyond} or groups
-    limits = "".join(f"; {policy}: {_told(groups[policy], name)}" for policy in beyond)
+    limits = "".join(f"; {policy}: {_mean_text(groups[policy], name)}" for policy in beyond)
     first, *others = _ranked(named, name)
     if not others:
         return f"{first}: {_amount(groups[first])}{limits}."
@@ -325,12 +325,12 @@ def verdict(runs: Sequence[Measures]) -> str:
         other = _amount(groups[second])
         return f"{first} ({text}) is not clearly ahead of {second} ({other}){limits}."
     if name == "good":
-        told = f"{lead.signed()} points more than {second}"
+        lead_text = f"{lead.signed()} points more than {second}"
     else:
         of = estimates(groups[second])[name].mean
-        told = f"{as_many}the TTFT p90 is {_percent(lead, of)} below that of {second}"
+        lead_text = f"{as_many}the TTFT p90 is {_percent(lead, of)} below that of {second}"
     more = " (one run, so no interval)" if lead.half is None else ""
-    return f"{first} is ahead: {text}; {told}{more}{limits}."
+    return f"{first} is ahead: {text}; {lead_text}{more}{limits}."
 
 
 def _ranked(groups: Mapping[str, Sequence[Measures]], name: str) -> list[str]:
@@ -352,13 +352,13 @@ def _equals(groups: Mapping[str, Sequence[Measures]], name: str) -> tuple[list[s
 
 def _amount(group: Sequence[Measures]) -> str:
     found = estimates(group)
-    told = f"TTFT p90 of {_short(found['ttft_p90'].mean, 'ttft_p90')}"
+    text = f"TTFT p90 of {_short(found['ttft_p90'].mean, 'ttft_p90')}"
     if _has_targets(group):
-        told = f"{_short(found['good'].mean, 'good')} of requests in time, {told}"
-    return f"{told}, hit rate of {100 * found['hit_rate'].mean:.1f} %"
+        text = f"{_short(found['good'].mean, 'good')} of requests in time, {text}"
+    return f"{text}, hit rate of {100 * found['hit_rate'].mean:.1f} %"
 
 
-def _told(group: Sequence[Measures], name: str) -> str:
+def _mean_text(group: Sequence[Measures], name: str) -> str:
     return _short(estimates(group)[name].mean, name)
 
 

@@ -176,7 +176,7 @@ def saturation_of(settings: QueueSettings, snapshots: Sequence[InstanceState]) -
     if settings.detector == "never":
         return 0.0
     pool = SnapshotPool()
-    pool.tell([InstanceSnapshot(*msgspec.structs.astuple(one)) for one in snapshots])
+    pool.set_snapshots([InstanceSnapshot(*msgspec.structs.astuple(one)) for one in snapshots])
     if settings.detector == "utilization":
         return utilization(pool, settings.queue_depth, settings.kv_utilization)
     if not pool.instances:

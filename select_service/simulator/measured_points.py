@@ -1,7 +1,7 @@
 """What load generators measured of an engine: JSON of vLLM's bench, guidellm and AIPerf.
 
 Each result becomes points: mean lengths, requests at the engine at a time, time to the first token
-and between tokens. The number of requests follows from Little's law where it is not told.
+and between tokens. The number of requests follows from Little's law where it is not given.
 """
 
 import math
@@ -94,13 +94,13 @@ class _GuidellmRun(msgspec.Struct, frozen=True):
 
     @property
     def point(self) -> Point:
-        told = self.metrics
+        metrics = self.metrics
         return Point(
-            isl=told.prompt_token_count.successful.mean,
-            osl=told.output_token_count.successful.mean,
-            concurrency=told.request_concurrency.successful.mean,
-            ttft_s=told.time_to_first_token_ms.successful.mean / 1e3,
-            itl_s=told.inter_token_latency_ms.successful.mean / 1e3,
+            isl=metrics.prompt_token_count.successful.mean,
+            osl=metrics.output_token_count.successful.mean,
+            concurrency=metrics.request_concurrency.successful.mean,
+            ttft_s=metrics.time_to_first_token_ms.successful.mean / 1e3,
+            itl_s=metrics.inter_token_latency_ms.successful.mean / 1e3,
         )
 
 
@@ -152,7 +152,7 @@ class _AiperfRecords(msgspec.Struct, frozen=True):
 
 
 def read_points(path: str) -> list[Point]:
-    """Read a file, whose format its members tell.
+    """Read a file, whose format its members show.
 
     Raises:
         OSError: it cannot be read.

@@ -141,8 +141,8 @@ def _tokens(text: str) -> int:
 
 
 def _when(one: _LogLine, number: int) -> float:
-    told = (one.timestamp, one.created, one.created_at)
-    when = next((at for at in told if at is not None), None)
+    times = (one.timestamp, one.created, one.created_at)
+    when = next((at for at in times if at is not None), None)
     if when is None:
         raise BadTrace(f"line {number}: no timestamp and no created")
     if isinstance(when, str):

@@ -71,13 +71,13 @@ def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = 
     )
 
 
-def folded(title: str, told: str, content: object) -> str:
+def folded(title: str, summary: str, content: object) -> str:
     """Return a section that a reader unfolds: a sentence, and long text, or settings as JSON."""
     text = content
     if not isinstance(text, str):
         text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
     return (
-        f"<details><summary><h2>{escape(title)}</h2></summary><p>{escape(told)}</p>"
+        f"<details><summary><h2>{escape(title)}</h2></summary><p>{escape(summary)}</p>"
         f"<pre>{escape(text)}</pre></details>"
     )
 
@@ -87,12 +87,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Numbers stand on the right of their columns, and words on the left.
     """
-    told = [*rows]
-    worded = [not all(_NUMBER.match(cell) for cell in column) for column in zip(*told, strict=True)]
+    cells_by_row = [*rows]
+    worded = [
+        not all(_NUMBER.match(cell) for cell in column)
+        for column in zip(*cells_by_row, strict=True)
+    ]
     kinds = [' class="word"' if one else "" for one in worded or [False] * len(head)]
     named = zip(head, kinds, strict=True)
     lines = ["".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in named)]
-    for row in told:
+    for row in cells_by_row:
         cells = zip(row, kinds, strict=True)
         lines.append("".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in cells))
     body = "".join(f"<tr>{one}</tr>" for one in lines)

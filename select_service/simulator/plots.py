@@ -38,7 +38,7 @@ _READ_MAX: Final = 60
 """Points of a line whose values are shown where they are pointed at."""
 
 _DASHES: Final = ((), (7, 4), (2, 3), (7, 3, 2, 3))
-"""Lines and gaps in turn: not all people tell colours apart, and the others show through gaps."""
+"""Lines and gaps in turn: not all people see colours apart, and the others show through gaps."""
 
 _MARKS: Final = (
     "M-3.5-3.5h7v7h-7z",
@@ -51,7 +51,7 @@ _MARKS: Final = (
     "M-4.5-2.5L-2.5-4.5L0-2L2.5-4.5L4.5-2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0z",
 )
 """Square, triangle, diamond, triangle upside down, plus, hourglass, beam, cross: eight policies are
-told apart where there are only dots, and lines with the same dashes differ in them."""
+distinct where there are only dots, and lines with the same dashes differ in them."""
 _MARKED: Final = 5  # signs on a line
 _BESIDE_DOTS: Final = 0.05  # of the width, before the first dot and after the last
 
@@ -268,9 +268,9 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, x: str) -
     across = _Axis(0.0, max(values, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT - room)
     parts = [_frame(title, across, None, x, "", left=_NAMES)]
     for number, (name, value, amount) in enumerate(zip(names, values, amounts, strict=True)):
-        top, height, words = _row(name, number, len(names))
+        top, height, label = _row(name, number, len(names))
         end = across.at(value)
-        parts.append(words + _bar(number, top, end - _NAMES, height, f"{name}: {value:.4g}"))
+        parts.append(label + _bar(number, top, end - _NAMES, height, f"{name}: {value:.4g}"))
         parts.append(f'<text x="{end + 4:.1f}" y="{top + height / 2 + 4:.1f}">{amount}</text>')
     return _sheet(title, parts)
 
@@ -283,8 +283,8 @@ def stacked(
     across = _Axis(0.0, max(totals, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT)
     parts = [_frame(title, across, None, x, "", left=_NAMES)]
     for at, name in enumerate(names):
-        top, height, words = _row(name, at, len(names))
-        parts.append(words)
+        top, height, label = _row(name, at, len(names))
+        parts.append(label)
         before = 0.0
         for number, (layer, values) in enumerate(layers):
             begin, end = across.at(before), across.at(before + values[at])
@@ -299,8 +299,8 @@ def _row(name: str, number: int, count: int) -> tuple[float, float, str]:
     each = (_HEIGHT - _BOTTOM - _TOP) / max(1, count)
     top = _TOP + (number + 0.15) * each
     middle = top + 0.35 * each + 4
-    words = f'<text x="{_NAMES - 5}" y="{middle:.1f}" class="y">{escape(name)}</text>'
-    return top, 0.7 * each, words
+    label = f'<text x="{_NAMES - 5}" y="{middle:.1f}" class="y">{escape(name)}</text>'
+    return top, 0.7 * each, label
 
 
 def _bar(number: int, top: float, width: float, height: float, said: str) -> str:
@@ -323,11 +323,11 @@ def _frame(title: str, across: _Axis, up: _Axis | None, x: str, y: str, left: fl
         at = up.at(value) if up is not None else 0.0
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" class="g"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{_number(value)}</text>')
-    told = _number if up is not None else _mark_of
+    format_tick = _number if up is not None else _mark_of
     for value in across.ticks():
         at = across.at(value)
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
-        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{told(value)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{format_tick(value)}</text>')
     parts.append(f'<text x="{(left + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
     parts.append(f'<text x="4" y="16" class="n">{escape(y)}</text>')
     return "".join(parts)

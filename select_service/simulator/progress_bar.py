@@ -31,9 +31,9 @@ def progress_bar(
         from rich.console import Console  # from the extra `demo`
         from rich.progress import Progress
     except ImportError:
-        tell = _plain(what, total)
-        tell(0.0)
-        yield tell
+        report = _plain(what, total)
+        report(0.0)
+        yield report
         sys.stderr.write("\n")
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -42,9 +42,9 @@ def progress_bar(
 
 
 def _plain(what: str, total: float | None) -> Callable[[float], None]:
-    def tell(done: float) -> None:
+    def report(done: float) -> None:
         share = "" if not total else f" {100 * done / total:3.0f} %"
         sys.stderr.write(f"\r{what}{share}")
         sys.stderr.flush()
 
-    return tell
+    return report

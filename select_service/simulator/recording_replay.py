@@ -174,7 +174,7 @@ class _Player:
         scope: Callable[[str, str], bool],
         examples: int,
     ) -> None:
-        self.told = ReplayResult(list(map(str, files)), [], 0.0)
+        self.result = ReplayResult(list(map(str, files)), [], 0.0)
         self._changes = changes
         self._is_meant = scope
         self._examples_max = examples
@@ -185,7 +185,7 @@ class _Player:
         self._then, self._now = _Tally(), _Tally()
         self._isl_tokens = 0
         if changes:
-            self.told.what_if = WhatIf(changes)
+            self.result.what_if = WhatIf(changes)
         self._as_was: WeightsFor
         self._other: WeightsFor | None = None
 
@@ -194,35 +194,35 @@ class _Player:
         recorded_file, path, item = played
         if recorded_file is not self._recorded_file:
             self._open(recorded_file, path)
-        told = self.told
+        result = self.result
         if isinstance(item, Decided):
             self._guarded(path, lambda: self._decided(recorded_file, path, item))
         elif isinstance(item, PlannedBatch):
             self._guarded(path, lambda: self._batch(recorded_file, path, item))
         elif isinstance(item, ReservationStep):
-            told.life[item.what] = told.life.get(item.what, 0) + 1
+            result.life[item.what] = result.life.get(item.what, 0) + 1
         elif isinstance(item, Events):
             for what, *_ in item.events:
-                told.events[what] = told.events.get(what, 0) + 1
+                result.events[what] = result.events.get(what, 0) + 1
         elif isinstance(item, SlotsChange):
             scope = item.model_name, item.tenant_id
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
         elif isinstance(item, Gap):
             why = "workers" if item.why == "seats" else item.why  # as early files have it
-            told.missing.append(RecordingGap(str(path), why, item.notes))
+            result.missing.append(RecordingGap(str(path), why, item.notes))
         else:
-            told.changes += isinstance(item, SettingsChange)
+            result.changes += isinstance(item, SettingsChange)
 
     def _guarded(self, path: Path, step: Callable[[], None]) -> None:
         """Run a step; report errors of the core as faults of the file."""
         try:
             step()
         except BadRecording as error:
-            where = f"{path}, decision {self.told.decisions + 1}"
+            where = f"{path}, decision {self.result.decisions + 1}"
             raise BadRecording(f"{where}: {error}") from None
         except (ValueError, LookupError, AssertionError, ArithmeticError) as error:
-            where = f"{path}, decision {self.told.decisions + 1}"
+            where = f"{path}, decision {self.result.decisions + 1}"
             why = f"what decided it does not fit together ({type(error).__name__}: {error})"
             raise BadRecording(f"{where}: {why}") from None
 
@@ -234,11 +234,11 @@ class _Player:
         if before is not None and before.recording == header.recording:
             absent = header.file - before.file - 1
             if absent > 0:
-                self.told.missing.append(RecordingGap(str(path), "files before it", files=absent))
-        if header.service not in self.told.service:
-            self.told.service.append(header.service)
-        if self.told.config is None:
-            self.told.config = header.config
+                self.result.missing.append(RecordingGap(str(path), "files before it", files=absent))
+        if header.service not in self.result.service:
+            self.result.service.append(header.service)
+        if self.result.config is None:
+            self.result.config = header.config
         self._clock.open(header)
         self._stages.clear()
         self._as_was = changed_weights(header.config, {})
@@ -266,22 +266,22 @@ class _Player:
         fleet = recorded_file.fleet(item.scope)
         if not self._is_meant(*fleet.scope):
             return
-        told = self.told
+        result = self.result
         decision_replay = self._decision_replay(recorded_file, item.scope, item.load.whole)
         recorded = recorded_choice(decision_replay, item)
-        asked, seed = item.asked or _ORDINARY, told.decisions
+        asked, seed = item.asked or _ORDINARY, result.decisions
         weights = self._as_was(item.weights, asked)
         again = decision_replay.choose(item, weights, RecordedRandom(item.draws, seed))
         part = self._course.at(self._clock.since(item.at))
-        told.decisions += 1
+        result.decisions += 1
         self._count(recorded)
         part.decided[recorded.kind] = part.decided.get(recorded.kind, 0) + 1
         if again.where == recorded.where:
-            told.reproduced += 1
+            result.reproduced += 1
         else:
-            told.differing += 1
-            if told.first_difference is None:
-                told.first_difference = self._difference(path, fleet, item, recorded, again)
+            result.differing += 1
+            if result.first_difference is None:
+                result.first_difference = self._difference(path, fleet, item, recorded, again)
         if self._other is None or again.rank is None or item.in_batch:
             return
         weights = self._other(item.weights, asked)
@@ -296,7 +296,7 @@ class _Player:
         again: ReplayChoice,
         other: ReplayChoice,
     ) -> None:
-        what_if = self.told.what_if
+        what_if = self.result.what_if
         assert what_if is not None, "there are other weights"
         what_if.decisions += 1
         what_if.in_session += item.in_session
@@ -317,15 +317,15 @@ class _Player:
                 what_if.examples.append(self._difference(path, fleet, item, again, other))
 
     def _count(self, choice: ReplayChoice) -> None:
-        told = self.told
+        result = self.result
         if choice.kind == "placed":
-            told.placed += 1
+            result.placed += 1
         elif choice.kind == "pair":
-            told.pairs += 1
+            result.pairs += 1
         elif choice.kind == "cache_threshold":
-            told.cache_thresholds += 1
+            result.cache_thresholds += 1
         else:
-            told.refused[choice.code] = told.refused.get(choice.code, 0) + 1
+            result.refused[choice.code] = result.refused.get(choice.code, 0) + 1
 
     def _difference(
         self,
@@ -338,7 +338,7 @@ class _Player:
         rows = item.rows
         return ReplayDifference(
             file=str(path),
-            decision=self.told.decisions,
+            decision=self.result.decisions,
             at_s=self._clock.since(item.at),
             model_name=fleet.scope.model_name,
             tenant_id=fleet.scope.tenant_id,
@@ -356,29 +356,29 @@ class _Player:
         fleet = recorded_file.fleet(item.scope)
         if not item.steps or not self._is_meant(*fleet.scope):
             return
-        told = self.told
+        result = self.result
         decision_replay = self._decision_replay(recorded_file, item.scope, item.steps[0].load.whole)
-        seed = told.decisions
+        seed = result.decisions
         made = decision_replay.plan(
             item, self._as_was, lambda step: RecordedRandom(step.draws, seed)
         )
-        told.batches += 1
-        told.batch_members += len(item.members)
+        result.batches += 1
+        result.batch_members += len(item.members)
         for number, rank in made.recorded.items():
-            told.decisions += 1
+            result.decisions += 1
             if made.planned.get(number) == rank:
-                told.reproduced += 1
+                result.reproduced += 1
                 continue
-            told.differing += 1
-            if told.first_difference is None:
+            result.differing += 1
+            if result.first_difference is None:
                 there = made.planned.get(number)
-                told.first_difference = self._moved_member(path, fleet, item, number, rank, there)
-        if self._other is not None and told.what_if is not None:
+                result.first_difference = self._moved_member(path, fleet, item, number, rank, there)
+        if self._other is not None and result.what_if is not None:
             other = decision_replay.plan(
                 item, self._other, lambda step: RecordedRandom(step.draws, seed)
             )
-            told.what_if.batch_members += len(item.members)
-            told.what_if.batch_members_moved += sum(
+            result.what_if.batch_members += len(item.members)
+            result.what_if.batch_members_moved += sum(
                 other.planned.get(number) != rank for number, rank in made.planned.items()
             )
 
@@ -395,7 +395,7 @@ class _Player:
         rows = member.rows
         return ReplayDifference(
             file=str(path),
-            decision=self.told.decisions,
+            decision=self.result.decisions,
             at_s=self._clock.since(item.at),
             model_name=fleet.scope.model_name,
             tenant_id=fleet.scope.tenant_id,
@@ -419,19 +419,19 @@ class _Player:
             recorded_files: of all files, read as far as possible.
             damaged: what ended some of them, by position.
         """
-        told = self.told
-        told.seconds = self._clock.latest
-        told.course = self._course.parts(told.seconds)
-        told.is_damaged = bool(damaged)
+        result = self.result
+        result.seconds = self._clock.latest
+        result.course = self._course.parts(result.seconds)
+        result.is_damaged = bool(damaged)
         for number, (name, recorded_file) in enumerate(
-            zip(told.files, recorded_files, strict=True)
+            zip(result.files, recorded_files, strict=True)
         ):
             why = _why_incomplete(recorded_file, damaged.get(number))
             if why is not None:
-                told.missing.append(RecordingGap(name, why))
-        if told.what_if is not None:
-            self._conclude(told.what_if)
-        return told
+                result.missing.append(RecordingGap(name, why))
+        if result.what_if is not None:
+            self._conclude(result.what_if)
+        return result
 
     def _conclude(self, what_if: WhatIf) -> None:
         """Add what follows from all that was compared."""

@@ -48,7 +48,7 @@ def execute(args: Namespace) -> int:
     files = files_of(Path(args.file))
     size = sum(file.stat().st_size for file in files)
     with progress_bar("replaying", size, quiet=options.quiet) as progress:
-        told = replay(
+        result = replay(
             files,
             changes,
             scope=lambda model, tenant: (
@@ -58,15 +58,15 @@ def execute(args: Namespace) -> int:
             progress=progress,
         )
     if options.json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     else:
-        sys.stdout.write(as_text(told))
-    deliver(options, told, lambda: html_of(told, args.command_line))
-    for gap in told.missing if told.is_damaged else ():
+        sys.stdout.write(as_text(result))
+    deliver(options, result, lambda: html_of(result, args.command_line))
+    for gap in result.missing if result.is_damaged else ():
         sys.stderr.write(f"select-sim replay: missing: {missing(gap)}\n")
-    if not told.is_same:
+    if not result.is_same:
         return DIVERGED
-    return DAMAGED if told.is_damaged else 0
+    return DAMAGED if result.is_damaged else 0
 
 
 def _changes(pairs: dict[str, str]) -> dict[str, object]:
@@ -76,7 +76,7 @@ def _changes(pairs: dict[str, str]) -> dict[str, object]:
         ValueError: a name is unknown, or its value invalid.
     """
     for name in _NO_WEIGHTS & pairs.keys():
-        raise ValueError(f"--weights: {name} decides nothing that a recording could tell")
+        raise ValueError(f"--weights: {name} decides nothing that a recording could show")
     recorded = {
         "kv_transfer_cost_per_block",
         "kv_transfer_cost_by_domain",

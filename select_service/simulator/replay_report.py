@@ -13,10 +13,10 @@ from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines
 from select_service.simulator.replay_text import (
     counted,
-    in_words,
     missing,
     percent,
-    weights_in_words,
+    place_text,
+    weights_text,
 )
 
 if TYPE_CHECKING:
@@ -47,72 +47,73 @@ _KINDS: Final = {
 }
 
 
-def html_of(told: ReplayResult, command_line: str = "") -> str:
+def html_of(result: ReplayResult, command_line: str = "") -> str:
     """Return the whole page."""
-    body = [f"<p>{escape(_summary(told))}</p>"]
-    body.append(table(["what came of it", "decisions"], _outcomes(told)))
-    if len(told.course) > 1:
-        body.append(_decided(told))
-    if told.missing:
-        gaps = "".join(f"<li>{escape(missing(gap))}</li>" for gap in told.missing)
+    body = [f"<p>{escape(_summary(result))}</p>"]
+    body.append(table(["what came of it", "decisions"], _outcomes(result)))
+    if len(result.course) > 1:
+        body.append(_decided(result))
+    if result.missing:
+        gaps = "".join(f"<li>{escape(missing(gap))}</li>" for gap in result.missing)
         body.append(f"<h2>Missing</h2><ul>{gaps}</ul>")
-    if told.first_difference is not None:
+    if result.first_difference is not None:
         body.append("<h2>The first that is another one now</h2>")
-        body.append(_differences([told.first_difference]))
-    if told.what_if is not None:
-        body += _what_if(told.what_if, told.course)
+        body.append(_differences([result.first_difference]))
+    if result.what_if is not None:
+        body += _what_if(result.what_if, result.course)
     about = "In force when the first file began. Every decision is made again with those it met."
-    body.append(folded("Settings", about, told.config))
-    return page(_title(told), body, verdict=_verdict(told), command_line=command_line)
+    body.append(folded("Settings", about, result.config))
+    return page(_title(result), body, verdict=_verdict(result), command_line=command_line)
 
 
-def _verdict(told: ReplayResult) -> str:
-    if told.what_if is not None:
-        moved = told.what_if
-        more = moved.prefill_tokens - moved.prefill_tokens_recorded
+def _verdict(result: ReplayResult) -> str:
+    if result.what_if is not None:
+        what_if = result.what_if
+        more = what_if.prefill_tokens - what_if.prefill_tokens_recorded
         than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} tokens to prefill"
         return (
-            f"With {weights_in_words(moved)}, {moved.changed:,} of {moved.decisions:,} decisions "
+            f"With {weights_text(what_if)}, {what_if.changed:,} of {what_if.decisions:,} decisions "
             f"go elsewhere, with {than if more else 'as many tokens to prefill'}."
         )
-    others = told.decisions - told.reproduced
+    others = result.decisions - result.reproduced
     if others:
-        return f"{others:,} of {told.decisions:,} decisions are other ones now."
-    return f"All {told.decisions:,} decisions are made again as they were recorded."
+        return f"{others:,} of {result.decisions:,} decisions are other ones now."
+    return f"All {result.decisions:,} decisions are made again as they were recorded."
 
 
-def _title(told: ReplayResult) -> str:
-    named = f"select-sim: replay of {Path(told.files[-1]).name}" if told.files else "select-sim"
-    return named if told.what_if is None else f"{named} with {weights_in_words(told.what_if)}"
+def _title(result: ReplayResult) -> str:
+    named = f"select-sim: replay of {Path(result.files[-1]).name}" if result.files else "select-sim"
+    return named if result.what_if is None else f"{named} with {weights_text(result.what_if)}"
 
 
-def _summary(told: ReplayResult) -> str:
-    share = told.reproduced / told.decisions if told.decisions else 1.0
+def _summary(result: ReplayResult) -> str:
+    share = result.reproduced / result.decisions if result.decisions else 1.0
     return (
-        f"{counted(len(told.files), 'file')} of select-service {', '.join(told.service) or '?'}, "
-        f"{told.seconds:,.1f} s: {told.decisions:,} decisions, of which {told.reproduced:,} "
+        f"{counted(len(result.files), 'file')} of select-service "
+        f"{', '.join(result.service) or '?'}, "
+        f"{result.seconds:,.1f} s: {result.decisions:,} decisions, of which {result.reproduced:,} "
         f"({percent(share)}) are made again as they were"
     )
 
 
-def _outcomes(told: ReplayResult) -> list[list[str]]:
+def _outcomes(result: ReplayResult) -> list[list[str]]:
     counts = {
-        _KINDS["placed"]: told.placed,
-        _KINDS["pair"]: told.pairs,
-        _KINDS["cache_threshold"]: told.cache_thresholds,
-        **{f"refused: {code}": count for code, count in sorted(told.refused.items())},
-        f"planned in batches ({told.batches:,})": told.batch_members,
+        _KINDS["placed"]: result.placed,
+        _KINDS["pair"]: result.pairs,
+        _KINDS["cache_threshold"]: result.cache_thresholds,
+        **{f"refused: {code}": count for code, count in sorted(result.refused.items())},
+        f"planned in batches ({result.batches:,})": result.batch_members,
     }
     return [[what, f"{count:,}"] for what, count in counts.items() if count]
 
 
-def _decided(told: ReplayResult) -> str:
+def _decided(result: ReplayResult) -> str:
     """Plot decisions per second by outcome."""
-    kinds = [kind for kind in _KINDS if any(kind in part.decided for part in told.course)]
+    kinds = [kind for kind in _KINDS if any(kind in part.decided for part in result.course)]
     series = [
         Series(
             _KINDS[kind],
-            [(_middle(part), part.decided.get(kind, 0) / part.length_s) for part in told.course],
+            [(_middle(part), part.decided.get(kind, 0) / part.length_s) for part in result.course],
         )
         for kind in kinds
     ]
@@ -127,43 +128,49 @@ def _middle(part: Part) -> float:
 # -- with other weights ----------------------------------------------------------------------------
 
 
-def _what_if(told: WhatIf, course: Sequence[Part]) -> list[str]:
+def _what_if(what_if: WhatIf, course: Sequence[Part]) -> list[str]:
     body = [
-        f"<h2>What if {escape(weights_in_words(told))}</h2>",
+        f"<h2>What if {escape(weights_text(what_if))}</h2>",
         "<p>Open loop: every decision under the loads and caches it met, which are not those that "
-        "these weights would have led to. It tells what changes at once and not where it ends; "
+        "these weights would have led to. It shows what changes at once and not where it ends; "
         "that is select-sim run --trace FILE --format recording.</p>",
-        f"<p>{escape(_moved(told))}</p>",
-        table(["all decisions", *_SIDES], _totals(told)),
+        f"<p>{escape(_moved(what_if))}</p>",
+        table(["all decisions", *_SIDES], _totals(what_if)),
     ]
-    if told.decisions:
-        body += [key(_SIDES), *map(figure, _beside(told, course))]
-    if told.ranks:
-        body.append(f"<h2>Ranks</h2>{_ranks(told.ranks)}")
-    if told.examples:
-        body.append(f"<h2>The first that go elsewhere</h2>{_differences(told.examples)}")
+    if what_if.decisions:
+        body += [key(_SIDES), *map(figure, _beside(what_if, course))]
+    if what_if.ranks:
+        body.append(f"<h2>Ranks</h2>{_ranks(what_if.ranks)}")
+    if what_if.examples:
+        body.append(f"<h2>The first that go elsewhere</h2>{_differences(what_if.examples)}")
     return body
 
 
-def _moved(told: WhatIf) -> str:
+def _moved(what_if: WhatIf) -> str:
     text = (
-        f"{told.changed:,} of {told.decisions:,} decisions go elsewhere, {percent(told.agreement)} "
+        f"{what_if.changed:,} of {what_if.decisions:,} decisions go elsewhere, "
+        f"{percent(what_if.agreement)} "
         "stay."
     )
-    if told.in_session:
-        text += f" {told.in_session:,} of them stay with their session, as they did."
-    if told.batch_members:
-        text += f" Of {told.batch_members:,} in batches {told.batch_members_moved:,} go elsewhere."
+    if what_if.in_session:
+        text += f" {what_if.in_session:,} of them stay with their session, as they did."
+    if what_if.batch_members:
+        moved = f"{what_if.batch_members_moved:,} go elsewhere"
+        text += f" Of {what_if.batch_members:,} in batches {moved}."
     return f"{text} CoV: standard deviation over mean, of what ranks were given; 0 is even."
 
 
-def _totals(told: WhatIf) -> list[list[str]]:
+def _totals(what_if: WhatIf) -> list[list[str]]:
     rows = [
-        ["tokens to prefill", f"{told.prefill_tokens_recorded:,}", f"{told.prefill_tokens:,}"],
-        ["cached tokens", f"{told.cached_tokens_recorded:,}", f"{told.cached_tokens:,}"],
+        [
+            "tokens to prefill",
+            f"{what_if.prefill_tokens_recorded:,}",
+            f"{what_if.prefill_tokens:,}",
+        ],
+        ["cached tokens", f"{what_if.cached_tokens_recorded:,}", f"{what_if.cached_tokens:,}"],
     ]
-    if told.spread_recorded is not None and told.spread is not None:
-        both = [msgspec.structs.astuple(one) for one in (told.spread_recorded, told.spread)]
+    if what_if.spread_recorded is not None and what_if.spread is not None:
+        both = [msgspec.structs.astuple(one) for one in (what_if.spread_recorded, what_if.spread)]
         rows += [
             [name, *(f"{value:.3f}" for value in values)]
             for name, *values in zip(_SPREADS, *both, strict=True)
@@ -171,16 +178,16 @@ def _totals(told: WhatIf) -> list[list[str]]:
     return rows
 
 
-def _beside(told: WhatIf, course: Sequence[Part]) -> list[str]:
+def _beside(what_if: WhatIf, course: Sequence[Part]) -> list[str]:
     """Plot recorded values beside those of other weights, in total and over time."""
-    totals = [told.prefill_tokens_recorded, told.prefill_tokens]
-    plots = [bars("Tokens to prefill", _SIDES, totals, x="tokens"), _cdf(told.sizes)]
-    if told.spread_recorded is not None and told.spread is not None:
-        covs = [told.spread_recorded.requests_cov, told.spread.requests_cov]
+    totals = [what_if.prefill_tokens_recorded, what_if.prefill_tokens]
+    plots = [bars("Tokens to prefill", _SIDES, totals, x="tokens"), _cdf(what_if.sizes)]
+    if what_if.spread_recorded is not None and what_if.spread is not None:
+        covs = [what_if.spread_recorded.requests_cov, what_if.spread.requests_cov]
         plots.append(bars("Spread of requests over ranks", _SIDES, covs, x="CoV"))
-    if len(told.ranks) > 1:
-        plots.append(_busiest("Requests by rank", told.ranks, "requests"))
-        plots.append(_busiest("Tokens to prefill by rank", told.ranks, "prefill_tokens"))
+    if len(what_if.ranks) > 1:
+        plots.append(_busiest("Requests by rank", what_if.ranks, "requests"))
+        plots.append(_busiest("Tokens to prefill by rank", what_if.ranks, "prefill_tokens"))
     asked = [part for part in course if part.compared]
     if len(asked) > 1:
         plots += _over_time(asked)
@@ -256,8 +263,8 @@ def _differences(found: Sequence[ReplayDifference]) -> str:
             one.tenant_id,
             f"{one.isl_tokens:,}",
             f"{one.candidates:,}",
-            in_words(one.recorded),
-            in_words(one.replayed),
+            place_text(one.recorded),
+            place_text(one.replayed),
         ]
         for one in found
     ]

@@ -15,57 +15,63 @@ if TYPE_CHECKING:
     )
 
 
-def as_text(told: ReplayResult) -> str:
+def as_text(result: ReplayResult) -> str:
     """Return the text."""
     lines = [
-        f"{counted(len(told.files), 'file')} of select-service {', '.join(told.service) or '?'}, "
-        f"{told.seconds:.1f} s: {told.decisions} decisions",
-        f"  placed {told.placed}, pairs {told.pairs}, "
-        f"in {told.batches} batches {told.batch_members}, "
-        f"below the cache threshold {told.cache_thresholds}",
+        f"{counted(len(result.files), 'file')} of select-service "
+        f"{', '.join(result.service) or '?'}, "
+        f"{result.seconds:.1f} s: {result.decisions} decisions",
+        f"  placed {result.placed}, pairs {result.pairs}, "
+        f"in {result.batches} batches {result.batch_members}, "
+        f"below the cache threshold {result.cache_thresholds}",
     ]
-    for name, counts in (("refused", told.refused), ("life", told.life), ("events", told.events)):
+    for name, counts in (
+        ("refused", result.refused),
+        ("life", result.life),
+        ("events", result.events),
+    ):
         if counts:
             shown = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
             lines.append(f"  {name}: {shown}")
-    lines += (f"  missing: {missing(gap)}" for gap in told.missing)
-    share = told.reproduced / told.decisions if told.decisions else 1.0
-    lines.append(f"reproduced {told.reproduced} of {told.decisions} ({percent(share)})")
-    if told.first_difference is not None:
-        lines += ["the first that is another one now:", *_difference(told.first_difference)]
-    if told.what_if is not None:
-        lines += _what_if(told.what_if)
+    lines += (f"  missing: {missing(gap)}" for gap in result.missing)
+    share = result.reproduced / result.decisions if result.decisions else 1.0
+    lines.append(f"reproduced {result.reproduced} of {result.decisions} ({percent(share)})")
+    if result.first_difference is not None:
+        lines += ["the first that is another one now:", *_difference(result.first_difference)]
+    if result.what_if is not None:
+        lines += _what_if(result.what_if)
     return "\n".join(lines) + "\n"
 
 
-def _what_if(told: WhatIf) -> list[str]:
+def _what_if(what_if: WhatIf) -> list[str]:
     lines = [
         "",
-        f"what if {weights_in_words(told)}, every decision under the loads and caches it met:",
-        f"  agreement {percent(told.agreement)}: {told.changed} of {told.decisions} go elsewhere",
-        f"  tokens to prefill {told.prefill_tokens_recorded} -> {told.prefill_tokens}, "
-        f"cached {told.cached_tokens_recorded} -> {told.cached_tokens}",
+        f"what if {weights_text(what_if)}, every decision under the loads and caches it met:",
+        f"  agreement {percent(what_if.agreement)}: {what_if.changed} of {what_if.decisions} "
+        "go elsewhere",
+        f"  tokens to prefill {what_if.prefill_tokens_recorded} -> {what_if.prefill_tokens}, "
+        f"cached {what_if.cached_tokens_recorded} -> {what_if.cached_tokens}",
     ]
-    if told.spread_recorded is not None and told.spread is not None:
-        lines.append(f"  spread {_spread(told.spread_recorded)} -> {_spread(told.spread)}")
-    if told.in_session:
-        lines.append(f"  {told.in_session} of them stay with their session, as they did")
-    if told.batch_members:
+    if what_if.spread_recorded is not None and what_if.spread is not None:
+        lines.append(f"  spread {_spread(what_if.spread_recorded)} -> {_spread(what_if.spread)}")
+    if what_if.in_session:
+        lines.append(f"  {what_if.in_session} of them stay with their session, as they did")
+    if what_if.batch_members:
         lines.append(
-            f"  of {told.batch_members} in batches {told.batch_members_moved} go elsewhere"
+            f"  of {what_if.batch_members} in batches {what_if.batch_members_moved} go elsewhere"
         )
-    for one in told.examples:
+    for one in what_if.examples:
         lines += _difference(one)
     return lines
 
 
-def weights_in_words(told: WhatIf) -> str:
+def weights_text(what_if: WhatIf) -> str:
     """Return the weights that were tried."""
-    return ", ".join(f"{name}={value}" for name, value in told.weights.items())
+    return ", ".join(f"{name}={value}" for name, value in what_if.weights.items())
 
 
 def counted(count: int, what: str) -> str:
-    """Return a number of things in words."""
+    """Return a number of things as text."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -98,23 +104,23 @@ def _difference(one: ReplayDifference) -> list[str]:
     return [
         f"  decision {one.decision} {name} after {one.at_s:.3f} s,{member} {one.model_name} "
         f"{one.tenant_id}, {one.isl_tokens} tokens, {one.candidates} candidates",
-        f"    recorded {in_words(one.recorded)}",
-        f"    now      {in_words(one.replayed)}",
+        f"    recorded {place_text(one.recorded)}",
+        f"    now      {place_text(one.replayed)}",
     ]
 
 
-def in_words(place: ReplayPlace) -> str:
+def place_text(place: ReplayPlace) -> str:
     """Return the outcome of a request in one line: where it goes, its cost, or the refusal."""
     facts = {
         name: value
         for name in place.__struct_fields__
         if name != "outcome" and (value := getattr(place, name)) is not None
     }
-    told = ", ".join(
+    terms = ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in facts.items()
     )
-    return f"{place.outcome} {told}".rstrip()
+    return f"{place.outcome} {terms}".rstrip()
 
 
 def percent(share: float) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from select_service.simulator.comparison import Comparison, by_policy, differences, legend, verdict
-from select_service.simulator.comparison import table as told
+from select_service.simulator.comparison import table as comparison_table
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines, stacked
 from select_service.simulator.statistics import estimate
@@ -25,7 +25,7 @@ def html_of(result: Comparison, command_line: str = "") -> str:
     what = settings.trace.path if settings.trace else _named(one.kind for one in settings.workloads)
     body = [
         f"<p>{escape(_summary(result, groups))}</p>",
-        table(*told(result.runs)),
+        table(*comparison_table(result.runs)),
         "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. "
         + escape(". ".join(f"{name}: {meaning}" for name, meaning in legend(result).items()))
         + ".</p>",
@@ -56,7 +56,7 @@ def _differences(runs: Sequence[Measures]) -> list[str]:
 
 
 def _named(names: Iterable[str]) -> str:
-    """Return a short name, to tell pages apart."""
+    """Return a short name, to distinguish pages."""
     first, *others = names
     return f"{first} and {len(others)} more" if len(others) > 1 else ", ".join([first, *others])
 
@@ -123,7 +123,7 @@ def _reasons(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
         [name, *[f"{counter[reason]:,}" if any(counter) else "-" for reason in named]]
         for name, counter in counts.items()
     ]
-    told = [table(["policy", *named], rows)]
+    parts = [table(["policy", *named], rows)]
     with_reasons = {name: counter for name, counter in counts.items() if any(counter)}
     if with_reasons:
         layers = [
@@ -131,8 +131,8 @@ def _reasons(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
             for reason in named
         ]
         plot = stacked("Decisions by reason", list(with_reasons), layers, x="% of decisions")
-        told.insert(0, figure(plot, named, filled=True))
-    return told
+        parts.insert(0, figure(plot, named, filled=True))
+    return parts
 
 
 def _ends(groups: Mapping[str, Sequence[Measures]]) -> list[list[str]]:

@@ -37,7 +37,7 @@ from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
 
 T = TypeVar("T")
-Told = TypeVar("Told", bound=msgspec.Struct)
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 FIRST_TOKEN: Final = "first-token"  # noqa: S105 - a policy
 PEER: Final = "kv-cost"
@@ -68,7 +68,7 @@ WORKERS_MAX: Final = 10_000
 """Per run: ten thousand take minutes before the first request, and exceed what a service is for."""
 
 REPLICAS_MAX: Final = 64
-"""Each hears all bookings of the others."""
+"""Each learns all bookings of the others."""
 
 DELAY_MAX_S: Final = 86_400.0
 """For every delay: a run ends when the last delayed event has happened."""
@@ -241,7 +241,7 @@ def expect_weights(weights: RouterConfig) -> None:
             raise ValueError(f"{name} must be a number at least 0")
 
 
-def changed(base: Told, values: Mapping[str, object]) -> Told:
+def changed(base: Settings, values: Mapping[str, object]) -> Settings:
     """Return the same with some members changed.
 
     Raises:
@@ -261,14 +261,14 @@ def _as(kind: type[T], values: object) -> T:
 
 
 def _with_choices(text: str, kind: type) -> str:
-    """Say which member msgspec means, and the words that it takes where another is none of them."""
+    """Say which member msgspec means, and the names that it takes where another is none of them."""
     said, _, member = text.partition(" - at `$.")
     member = member.rstrip("`")
     choices = get_args(get_type_hints(kind).get(member)) if "enum value" in text else ()
     if choices:
         wrong = said.partition("'")[2].rstrip("'")
-        words = list(map(str, choices))
-        return f"{member}: {wrong!r} is none of {', '.join(words)}{meant(wrong, words)}"
+        names = list(map(str, choices))
+        return f"{member}: {wrong!r} is none of {', '.join(names)}{meant(wrong, names)}"
     return f"{member}: {said}" if member else text
 
 
@@ -314,19 +314,19 @@ _OF_SESSIONS: Final = _OF_ANY_ARRIVALS | {"arrivals", "turns"}
 def _workload(text: str) -> WorkloadSettings:
     kind, _, rest = text.partition(",")
     pairs = pairs_of(rest)
-    told = changed(WorkloadSettings(), {"kind": kind, **pairs})
-    left_aside = _OF_SESSIONS if told.kind == "rl" else {"samples"}
+    workload = changed(WorkloadSettings(), {"kind": kind, **pairs})
+    left_aside = _OF_SESSIONS if workload.kind == "rl" else {"samples"}
     for name in filter(left_aside.__contains__, pairs):
         raise ValueError(f"{kind} takes no {name}")
-    for name in filter((_OF_ANY_ARRIVALS - _OF_ARRIVALS[told.arrivals]).__contains__, pairs):
-        raise ValueError(f"{told.arrivals} arrivals take no {name}")
-    return told
+    for name in filter((_OF_ANY_ARRIVALS - _OF_ARRIVALS[workload.arrivals]).__contains__, pairs):
+        raise ValueError(f"{workload.arrivals} arrivals take no {name}")
+    return workload
 
 
-def _pieces(kind: type[Told], form: str, required: int) -> Callable[[str], Told]:
+def _pieces(kind: type[Settings], form: str, required: int) -> Callable[[str], Settings]:
     """Return a parser of the first fields of a kind, with colons between them."""
 
-    def parse(text: str) -> Told:
+    def parse(text: str) -> Settings:
         pieces = text.split(":")
         names = form.lower().replace("[:", ":").replace("]", "").split(":")
         if not required <= len(pieces) <= len(names):
@@ -403,7 +403,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sync_delay_s: Annotated[
         float,
         _DELAY.called("--sync-delay"),
-        "seconds until a replica hears what another has reserved",
+        "seconds until a replica learns what another has reserved",
     ] = 0.005
     kv_events: Annotated[
         KvEvents,

@@ -197,7 +197,7 @@ def _table(
     return head, rows
 
 
-def _page(result: Sweep, told: str, command_line: str) -> str:
+def _page(result: Sweep, summary: str, command_line: str) -> str:
     """Return an HTML page: the table, and plots of each further aim against the first."""
     candidates, aims = result.candidates, result.aims
     kinds = {
@@ -222,7 +222,7 @@ def _page(result: Sweep, told: str, command_line: str) -> str:
         for other in aims[1:]
     ]
     body = [
-        told,
+        summary,
         "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. The front has those "
         "that are not worse in every aim than another; what is beyond it by less than their "
         "interval is no finding.</p>",

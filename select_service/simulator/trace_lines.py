@@ -22,9 +22,9 @@ class BadTrace(ValueError):
 def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that say something, with their numbers from 1."""
     for number, line in enumerate(lines, 1):
-        told = line.removeprefix(BOM_UTF8) if number == 1 else line
-        if told.strip():
-            yield number, told
+        text = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if text.strip():
+            yield number, text
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:

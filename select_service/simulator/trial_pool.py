@@ -37,7 +37,7 @@ class RecordedRankLoad(NamedTuple):
 
 
 class RecordedPool(PoolLoad):
-    """A pool whose loads are told, not booked."""
+    """A pool whose loads are reported, not booked."""
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class RecordedPool(PoolLoad):
         *,
         prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
     ) -> None:
-        self.told = SlotLoads()
-        meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
-        super().__init__(self.told, limits, meter)
+        self.slot_loads = SlotLoads()
+        meter = DrainMeter(self.slot_loads.work, prior_tokens_per_s=prior_tokens_per_s)
+        super().__init__(self.slot_loads, limits, meter)
 
     def attach(
         self, slot: int, total_kv_blocks: int | None, max_num_seqs: int | None = None
     ) -> None:
         """Attach a rank on the slot, or update its record; its load stays."""
-        self.told.ensure(slot + 1)
+        self.slot_loads.ensure(slot + 1)
         super().attach(slot, total_kv_blocks, max_num_seqs)
 
     def detach(self, slot: int) -> None:
         """Remove a rank with its load."""
-        if slot < len(self.told.prefill):
-            self._set(slot, RecordedRankLoad(), self.told.work.at)
+        if slot < len(self.slot_loads.prefill):
+            self._set(slot, RecordedRankLoad(), self.slot_loads.work.at)
         super().detach(slot)
 
     def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
@@ -68,17 +68,17 @@ class RecordedPool(PoolLoad):
         self.report_waiting(slot, load.waiting, load.running)
 
     def _set(self, slot: int, load: RecordedRankLoad, now: float) -> None:
-        told = self.told
-        told.work.at = max(told.work.at, now)
-        before, tokens = int(told.prefill[slot]), int(load.prefill_tokens)
-        told.prefill_backlog += tokens - before
+        slot_loads = self.slot_loads
+        slot_loads.work.at = max(slot_loads.work.at, now)
+        before, tokens = int(slot_loads.prefill[slot]), int(load.prefill_tokens)
+        slot_loads.prefill_backlog += tokens - before
         if tokens and not before:
-            told.work.starts(slot)
+            slot_loads.work.starts(slot)
         elif before and not tokens:
-            told.work.stops(slot)
-        told.prefilling += load.prefilling - int(told.computing[slot])
-        told.prefill[slot], told.decode[slot] = tokens, load.decode_blocks
-        told.requests[slot], told.computing[slot] = load.requests, load.prefilling
+            slot_loads.work.stops(slot)
+        slot_loads.prefilling += load.prefilling - int(slot_loads.computing[slot])
+        slot_loads.prefill[slot], slot_loads.decode[slot] = tokens, load.decode_blocks
+        slot_loads.requests[slot], slot_loads.computing[slot] = load.requests, load.prefilling
 
     def prefilled(
         self, slot: int, tokens: int, booked_at: float, now: float, queued: int | None = None
@@ -87,15 +87,15 @@ class RecordedPool(PoolLoad):
 
         With the tokens that were queued before it, the speed of its rank is learnt from it.
         """
-        self.told.work.at = max(self.told.work.at, now)
+        self.slot_loads.work.at = max(self.slot_loads.work.at, now)
         if tokens:
-            self.told.work.note_computed(slot, tokens, booked_at)
+            self.slot_loads.work.note_computed(slot, tokens, booked_at)
             if queued is not None:
-                self.told.speeds.computed(slot, queued + tokens, now - booked_at)
+                self.slot_loads.speeds.computed(slot, queued + tokens, now - booked_at)
 
     def ended(self, tenant_id: str, booked_at: float | None = None) -> None:
         """Count the end of a request of the tenant, booked then."""
-        work = self.told.work
+        work = self.slot_loads.work
         work.ended += 1
         work.stayed_s += 0.0 if booked_at is None else max(0.0, work.at - booked_at)
         self.left(tenant_id)
@@ -111,10 +111,10 @@ class SnapshotPool(RecordedPool):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_flight_told: dict[str, int] = {}
-        self._told_saturation = 1.0
+        self.in_flight_by_tenant: dict[str, int] = {}
+        self._saturation = 1.0
 
-    def tell(self, snapshots: Sequence[InstanceSnapshot]) -> None:
+    def set_snapshots(self, snapshots: Sequence[InstanceSnapshot]) -> None:
         """Replace the state of the instances."""
         self.instances = len(snapshots)
         columns = np.array(snapshots, dtype=np.float64).reshape(len(snapshots), 4)
@@ -123,11 +123,11 @@ class SnapshotPool(RecordedPool):
         worse = np.maximum(
             self.queue_depth / limits.waiting, self.kv_utilization / limits.kv_utilization
         )
-        self._told_saturation = float(worse.mean()) if len(worse) else 1.0
+        self._saturation = float(worse.mean()) if len(worse) else 1.0
 
     @property
     def heaviest(self) -> int:
-        """The largest sum on one instance, as told."""
+        """The largest sum on one instance, as reported."""
         return int((self.queue_depth + self.batch_size + self.in_flight).max())
 
     def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
@@ -137,7 +137,7 @@ class SnapshotPool(RecordedPool):
     @property
     def saturation(self) -> float:
         """Mean over instances of max(queue, KV use), each against its limit."""
-        return self._told_saturation
+        return self._saturation
 
     @property
     def prefill_rate(self) -> float:
@@ -146,12 +146,12 @@ class SnapshotPool(RecordedPool):
 
     @override
     def outlook(self) -> tuple[PoolSpeed | None, float, float]:
-        """Return the told state; how fast prompts are computed is unknown."""
-        return None, self.prefill_backlog, self._told_saturation
+        """Return the reported state; how fast prompts are computed is unknown."""
+        return None, self.prefill_backlog, self._saturation
 
     def tenant_in_flight(self, tenant_id: str) -> int:
-        """Return the last told value."""
-        return self.in_flight_told.get(tenant_id, 0)
+        """Return the last reported value."""
+        return self.in_flight_by_tenant.get(tenant_id, 0)
 
 
 class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

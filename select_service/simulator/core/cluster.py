@@ -368,7 +368,7 @@ class Cluster:
         worker.submit(job, self.now)
         for refused in worker.take_refused():
             self._ended_on_worker(refused, TOO_LARGE)
-        self._tell_caches(worker)
+        self._publish_events(worker)
         if worker.due != due:
             self._at(worker.due, self._step, worker, worker.due)
 
@@ -380,7 +380,7 @@ class Cluster:
             self.gaps[bin_of(seconds)] += tokens
         worker.gaps.clear()
         if worker.pool.events:
-            self._tell_caches(worker)
+            self._publish_events(worker)
         if worker.due < math.inf:
             self._at(worker.due, self._step, worker, worker.due)
         for one in happened:
@@ -389,7 +389,7 @@ class Cluster:
         if fleet_worker is not None and fleet_worker.state == "draining":
             self._go_if_empty(fleet_worker)
 
-    def _tell_caches(self, worker: EngineWorker) -> None:
+    def _publish_events(self, worker: EngineWorker) -> None:
         events = worker.pool.events
         if events:
             worker.pool.events = []
@@ -422,13 +422,13 @@ class Cluster:
         if outcome.first_token < 0.0:  # after a death its client already has it
             outcome.first_token, outcome.cached_tokens = self.now, job.cached
             self._tally.first_token(outcome.ttft_s, job.request.isl, job.cached)
-        self._later(self._tell_prefilled, job.key, job.cached)
+        self._later(self._report_prefilled, job.key, job.cached)
 
-    def _tell_prefilled(self, key: str, cached_tokens: int) -> None:
+    def _report_prefilled(self, key: str, cached_tokens: int) -> None:
         self.router.prefilled(key, cached_tokens, self.now)
         self._follow_up()
 
-    def _tell_finished(self, key: str) -> None:
+    def _report_finished(self, key: str) -> None:
         self.router.finished(key, self.now)
         self._follow_up()
 
@@ -463,13 +463,13 @@ class Cluster:
         if flight is None or flight.job is not job:
             return
         flight.outcome.preemptions += job.preemptions
-        self._later(self._tell_finished, job.key)
+        self._later(self._report_finished, job.key)
         self._over(flight, end)
 
     def _again(self, flight: _Flight) -> None:
         """Retry a request whose worker died, or give it up."""
         outcome = flight.outcome
-        self._later(self._tell_finished, flight.key)
+        self._later(self._report_finished, flight.key)
         if outcome.attempts >= self.settings.attempts_max:
             self._over(flight, LOST)
             return

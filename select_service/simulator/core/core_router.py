@@ -72,7 +72,7 @@ class _Registry(StreamRegistry):
     """The streams of one replica, on indexes shared by all.
 
     What a core itself does to an index (a rank comes, goes, is cleared; a sweep) is idempotent at
-    the same moment, and all replicas hear of workers at the same moment.
+    the same moment, and all replicas learn of workers at the same moment.
     """
 
     def __init__(self, shared: dict[Scope, KvIndex]) -> None:
@@ -326,9 +326,9 @@ class CoreRouter:
             inbox = replica.inbox
             while inbox and inbox[0][0] <= now:
                 due, peer, message = inbox.popleft()
-                heard = replica.core.replica_operations.receive(peer, message, max(due, 0.0))
-                if heard is not NOTHING:  # usually
-                    self._did(replica, heard, now)
+                effects = replica.core.replica_operations.receive(peer, message, max(due, 0.0))
+                if effects is not NOTHING:  # usually
+                    self._did(replica, effects, now)
 
     def _pull(self, replica: _Replica, pull: Pull, now: float) -> None:
         source = next(one for one in self.replicas if one.name == pull.peer)
@@ -360,7 +360,7 @@ class CoreRouter:
 
 
 def _reason(answer: Selection, best_tokens: int | None) -> str:
-    """Return the reason in three words; `best_tokens` is the longest prefix on any worker."""
+    """Return the reason in short; `best_tokens` is the longest prefix on any worker."""
     if best_tokens is None:
         return "after waiting"
     if not best_tokens:

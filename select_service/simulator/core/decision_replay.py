@@ -148,17 +148,17 @@ class DecisionReplay:
         """Return the planned rank; (-1, slot) if it has gone since the prompts were read."""
         return self.rank_at(slot) if slot in self._attached else (-1, slot)
 
-    def rows(self, told: int | bytes) -> Rows:
+    def rows(self, candidates: int | bytes) -> Rows:
         """Return candidates.
 
         Raises:
             BadRecording: they do not exist.
         """
-        if isinstance(told, int):
-            if not 0 <= told <= self.capacity:
-                raise BadRecording(f"{told} candidates of {self.capacity}")
-            return slice(0, told)
-        return slots_of(told, self.capacity)
+        if isinstance(candidates, int):
+            if not 0 <= candidates <= self.capacity:
+                raise BadRecording(f"{candidates} candidates of {self.capacity}")
+            return slice(0, candidates)
+        return slots_of(candidates, self.capacity)
 
     def show(
         self,
@@ -273,8 +273,8 @@ class DecisionReplay:
         self, item: Decided, asked: Asked, prompt: Prompt, weights: Weights, rng: random.Random
     ) -> ReplayChoice:
         assert item.pair is not None
-        told = item.pair.whole, item.pair.prefill, item.pair.decode
-        legs = Legs(*(slots_of(one, self.capacity) for one in told))
+        masks = item.pair.whole, item.pair.prefill, item.pair.decode
+        legs = Legs(*(slots_of(one, self.capacity) for one in masks))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
         partition = self.partition
         size, present = self._index.block_size, self.partition.at_present(weights)
@@ -380,10 +380,10 @@ class _RecordedPlan(BatchPlan):
 
     def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
         """Price a member by its recorded matches."""
-        told = self._looked.get(member.number)
-        if told is None:
+        lookup = self._looked.get(member.number)
+        if lookup is None:
             raise BadRecording(f"no lookup of the prompt of member {member.number}")
-        self._replay.show(*told)
+        self._replay.show(*lookup)
         return super()._price(member)
 
 
@@ -436,10 +436,10 @@ def _whole(column: bytes | None, values: int) -> bytes:
     return column
 
 
-def _prompt(told: Prompted) -> Prompt:
+def _prompt(prompted: Prompted) -> Prompt:
     """Return a prompt; its sequence hashes, meant for the ledger, are not looked up."""
-    hashes = hashes_of(told)
-    return prompt_of(hashes, hashes, told.isl_tokens)
+    hashes = hashes_of(prompted)
+    return prompt_of(hashes, hashes, prompted.isl_tokens)
 
 
 def _request(kind: type[SelectRequest], asked: Asked) -> SelectRequest:

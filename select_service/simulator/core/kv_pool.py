@@ -301,7 +301,7 @@ class TieredKvPool(_BackedKvPool):
     """A pool above slower memories of the same engine, which are tried in order.
 
     What is computed is written to all of them at once. Blocks found there are loaded into the pool
-    before their request is scheduled, in the time that `loading_s` tells.
+    before their request is scheduled, in the time that `loading_s` gives.
     """
 
     __slots__ = ("_loading_s", "lower")

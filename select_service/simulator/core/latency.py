@@ -234,5 +234,5 @@ def _curves(
         rows = rows[np.argsort(usage[rows], kind="stable")]
         rising = np.maximum.accumulate(itl[rows]) / 1e3
         curves.append((usage[rows].tolist(), rising.tolist()))
-    told: list[float] = contexts.tolist()
-    return told, curves
+    lengths: list[float] = contexts.tolist()
+    return lengths, curves

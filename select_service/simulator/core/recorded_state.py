@@ -37,9 +37,9 @@ class _Found:
     def __init__(self) -> None:
         self._slots: list[Slots] = []
 
-    def add(self, told: list[tuple[int, bytes]], ranks: int) -> list[tuple[int, int]]:
+    def add(self, recorded: list[tuple[int, bytes]], ranks: int) -> list[tuple[int, int]]:
         groups = []
-        for blocks, slots in told:
+        for blocks, slots in recorded:
             groups.append((blocks, len(self._slots)))
             self._slots.append(slots_of(slots, ranks))
         return groups
@@ -103,21 +103,24 @@ class RecordedLedger:
         loads = self.loads
         if packed is None or ranks_in(packed) != len(loads.prefill):
             raise BadRecording("loads of other ranks than there are")
-        told = unpacked(packed)
+        recorded = unpacked(packed)
         numbers = np.frombuffer(packed)
         beyond = np.flatnonzero(~(np.abs(numbers) <= _NUMBER_MAX))
-        endless = COLUMNS * len(told.prefill) + 1  # the turnover, where nothing was asked for yet
+        # the turnover, where nothing was asked for yet
+        endless = COLUMNS * len(recorded.prefill) + 1
         if any(at != endless or numbers[at] != np.inf for at in beyond):
             raise BadRecording("loads that no ledger counts")
-        loads.prefill[:], loads.decode[:] = told.prefill, told.decode
-        loads.churn[:], loads.context[:] = told.churn, told.context
-        loads.prefilling = cast("int", told.prefilling)
-        self._recent.turnover = told.turnover
-        self._recent.pace = told.pace  # 0 without information on queues
-        loads.queue_updated_at[:] = 0.0 if told.queue_updated_at is None else told.queue_updated_at
-        loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
-        loads.requests[:] = 0 if told.requests is None else told.requests
-        loads.slowness[:] = 0.0 if told.slowness is None else told.slowness
+        loads.prefill[:], loads.decode[:] = recorded.prefill, recorded.decode
+        loads.churn[:], loads.context[:] = recorded.churn, recorded.context
+        loads.prefilling = cast("int", recorded.prefilling)
+        self._recent.turnover = recorded.turnover
+        self._recent.pace = recorded.pace  # 0 without information on queues
+        loads.queue_updated_at[:] = (
+            0.0 if recorded.queue_updated_at is None else recorded.queue_updated_at
+        )
+        loads.ahead[:] = 0.0 if recorded.ahead is None else recorded.ahead
+        loads.requests[:] = 0 if recorded.requests is None else recorded.requests
+        loads.slowness[:] = 0.0 if recorded.slowness is None else recorded.slowness
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         """Set the slots booked with the beginning of the prompt; None: there are none."""
@@ -141,15 +144,15 @@ class RecordedTrust:
 class RecordedSources:
     """Replaces the sources of blocks to pull: offers what was recorded."""
 
-    def __init__(self, told: bytes, attached: Collection[int], capacity: int) -> None:
+    def __init__(self, recorded: bytes, attached: Collection[int], capacity: int) -> None:
         """Take the offers.
 
         Raises:
             BadRecording: they are of other ranks than there are, or no numbers.
         """
-        if len(told) != capacity * len(Pulls._fields) * 8:
+        if len(recorded) != capacity * len(Pulls._fields) * 8:
             raise BadRecording("pulls of other ranks than there are")
-        numbers = np.frombuffer(told, "<f8").reshape(-1, capacity)
+        numbers = np.frombuffer(recorded, "<f8").reshape(-1, capacity)
         if not (np.abs(numbers) <= _NUMBER_MAX).all():  # false for nan, too
             raise BadRecording("pulls that are no numbers")
         blocks, cost = numbers[:2]
@@ -169,11 +172,11 @@ def _nothing() -> Matches:
     return Matches(cast("SlotTable", _Found()), [], [], [])
 
 
-def matches(told: RecordedMatches | None, ranks: int) -> Matches:
+def matches(recorded: RecordedMatches | None, ranks: int) -> Matches:
     """Return the index's recorded answer; None: it found nothing."""
-    if told is None:
+    if recorded is None:
         return _nothing()
     table = _Found()
-    tiers = (told.device, told.host, told.disk)
+    tiers = (recorded.device, recorded.host, recorded.disk)
     device, host, disk = (table.add(tier, ranks) for tier in tiers)
     return Matches(cast("SlotTable", table), device, host, disk)

@@ -1,4 +1,4 @@
-"""Several replicas of a counting router, as of a proxy: each hears late of the others' requests.
+"""Several replicas of a counting router, as of a proxy: each learns late of the others' requests.
 
 Requests go to them in turn, as with `CoreRouter`, so that all policies of a comparison know as
 little as each other. Workers are known to all at once.
@@ -28,7 +28,7 @@ class Replicated:
         self._sync_delay_s = sync_delay_s
         self._turn = 0
         self._home: dict[str, Counting] = {}  # by key
-        self._news: deque[tuple[float, Counting, Callable[[Counting], None]]] = deque()
+        self._messages: deque[tuple[float, Counting, Callable[[Counting], None]]] = deque()
 
     def add(self, worker: EngineWorker, now: float) -> None:
         """See Router."""
@@ -47,13 +47,13 @@ class Replicated:
 
     def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """See Router."""
-        self._hear(now)
+        self._receive(now)
         replica = self.replicas[self._turn % len(self.replicas)]
         self._turn += 1
         verdict = replica.route(key, request, now)
         if isinstance(verdict, Placed):
             self._home[key] = replica
-            self._tell(replica, lambda other: other.heard(key, request, verdict, now), now)
+            self._send(replica, lambda other: other.apply_booking(key, request, verdict, now), now)
         return verdict
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
@@ -61,24 +61,24 @@ class Replicated:
         replica = self._home.get(key)
         if replica is not None:
             replica.prefilled(key, cached_tokens, now)
-            self._tell(replica, lambda other: other.prefilled(key, cached_tokens, now), now)
+            self._send(replica, lambda other: other.prefilled(key, cached_tokens, now), now)
 
     def finished(self, key: str, now: float) -> None:
         """See Router."""
         replica = self._home.pop(key, None)
         if replica is not None:
             replica.finished(key, now)
-            self._tell(replica, lambda other: other.finished(key, now), now)
+            self._send(replica, lambda other: other.finished(key, now), now)
 
-    def _tell(self, source: Counting, news: Callable[[Counting], None], now: float) -> None:
-        self._news.append((now + self._sync_delay_s, source, news))
+    def _send(self, source: Counting, apply: Callable[[Counting], None], now: float) -> None:
+        self._messages.append((now + self._sync_delay_s, source, apply))
 
-    def _hear(self, now: float) -> None:
-        while self._news and self._news[0][0] <= now:
-            _, source, news = self._news.popleft()
+    def _receive(self, now: float) -> None:
+        while self._messages and self._messages[0][0] <= now:
+            _, source, apply = self._messages.popleft()
             for replica in self.replicas:
                 if replica is not source:
-                    news(replica)
+                    apply(replica)
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         """See Router."""
@@ -87,7 +87,7 @@ class Replicated:
 
     def tick(self, now: float) -> None:
         """See Router."""
-        self._hear(now)
+        self._receive(now)
 
     def next_deadline(self) -> float:
         """Return infinity: none waits."""
@@ -98,6 +98,6 @@ class Replicated:
         return []
 
     def check(self) -> None:
-        """See Router; what is not heard of yet counts until then."""
+        """See Router; what has not arrived yet counts until then."""
         for replica in self.replicas:
             replica.check()

@@ -85,7 +85,7 @@ class Counting:
 
     Attributes:
         name: The policy's, in `--policy` and in results.
-        meaning: What it decides by, in some words.
+        meaning: What it decides by, in short.
         now: The time of the request that is placed.
     """
 
@@ -141,12 +141,12 @@ class Counting:
     def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
         """Count a request at the workers that decode it and that compute its prompt, in order."""
         for worker_id in ids:
-            if worker_id in self._in_flight:  # when this is heard, it may be gone
+            if worker_id in self._in_flight:  # when this arrives, it may be gone
                 self._in_flight[worker_id] += 1
         self._placed[key] = ids
         return placed
 
-    def heard(self, key: str, request: ClientRequest, placed: Placed, now: float) -> None:
+    def apply_booking(self, key: str, request: ClientRequest, placed: Placed, now: float) -> None:
         """Count a request that another replica has placed."""
         ids = (placed.worker_id, placed.prefill_worker_id)
         self.now = now
@@ -268,7 +268,7 @@ class PowerOfTwo(Counting):
 class PrefixAffinity(Counting):
     """Keeps each session on its worker (rendezvous hashing); without one, a prompt block decides.
 
-    That is the last of the first few blocks, to tell prompts with a common beginning apart.
+    That is the last of the first few blocks, to distinguish prompts with a common beginning.
     """
 
     name = "prefix-affinity"

@@ -108,7 +108,7 @@ class Fluid:
             elif arrival == now:
                 self.arrive(heappop(self.events)[2], now)
             for late, decision in self.gate.expired(now, 1000):
-                self.told(late.item, decision.code, decision.retry_after_s, now)
+                self.on_refused(late.item, decision.code, decision.retry_after_s, now)
             while (one := self.gate.next_waiting()) is not None:
                 self.gate.serve(one, now)
                 self.place(one.item, now)
@@ -124,7 +124,7 @@ class Fluid:
         elif decision.admitted:
             self.place(client, now)
         else:
-            self.told(client, decision.code, decision.retry_after_s, now)
+            self.on_refused(client, decision.code, decision.retry_after_s, now)
 
     def place(self, client: Client, now: float) -> None:
         client.admitted_at = now
@@ -132,7 +132,7 @@ class Fluid:
         self.admitted.append((now, client.name))
         client.first_token_at = self.pool.place(client.ask, now)
 
-    def told(self, client: Client, code: str, retry_after_s: float, now: float) -> None:
+    def on_refused(self, client: Client, code: str, retry_after_s: float, now: float) -> None:
         self.refused.append((now, client.name, code, client.tries))
         if client.tries <= self.retries:
             wait = retry_after_header(retry_after_s) + self.rng.uniform(0, self.latency_s)

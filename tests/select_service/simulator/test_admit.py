@@ -83,16 +83,16 @@ def test_recorded_shedding(
     arrivals: list[dict[str, Any]] = [
         {"t_us": 0, "tokens": 1, "slo_class": row["class"]} for row in state["rows"]
     ]
-    arrivals[0]["snapshots"] = state["snapshots"]  # the rest goes by what was told last
+    arrivals[0]["snapshots"] = state["snapshots"]  # the rest goes by what was reported last
     got = admit(monkeypatch, policy, config, arrivals)
     assert got == [row[column] for row in state["rows"]]
 
 
-def test_budgets_go_by_what_arrivals_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_go_by_what_arrivals_report(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"tenant_budgets": {"a": 0.5}, "seats_per_instance": 2}
-    told = {"snapshots": [{"in_flight": 2}], "tenant_in_flight": 2}
+    counts = {"snapshots": [{"in_flight": 2}], "tenant_in_flight": 2}
     arrivals = [
-        {"t_us": 0, "tokens": 1, "slo_class": "batch", "tenant": "a"} | told,
+        {"t_us": 0, "tokens": 1, "slo_class": "batch", "tenant": "a"} | counts,
         {"t_us": 1, "tokens": 1, "slo_class": "critical", "tenant": "a"},
         {"t_us": 2, "tokens": 1, "slo_class": "batch", "tenant": "a", "tenant_in_flight": 1},
     ]
@@ -117,7 +117,7 @@ def test_slo_shed_before_a_pool_that_computes(monkeypatch: pytest.MonkeyPatch) -
     assert [one["admitted"] for one in got] == [True, True, False, False, True]
 
 
-def test_who_waits_in_vain_is_told_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_in_vain_is_refused_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"pool": None, "feasibility_slack": 0}
     arrivals: list[dict[str, Any]] = [
         {"t_us": 0, "tokens": 1, "slo_class": "batch", "snapshots": [{"kv_utilization": 0.7}]},
@@ -223,18 +223,18 @@ def test_a_reader_that_leaves_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "meanings"),
+    ("command", "meanings"),
     [(["admit", "--help"], ADMISSION), (["run", "--help-all"], PLACEMENT)],
     ids=["admission", "placement"],
 )
 def test_the_help_says_what_each_policy_does(
-    words: list[str], meanings: dict[str, str], capsys: pytest.CaptureFixture[str]
+    command: list[str], meanings: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(words)
-    told = " ".join(capsys.readouterr().out.partition("\npolicies:")[2].split())
+        main(command)
+    output = " ".join(capsys.readouterr().out.partition("\npolicies:")[2].split())
     for name, meaning in meanings.items():
         assert meaning
-        assert f" {name} {meaning}" in f" {told}"
-    if words[0] == "admit":
-        assert all(key in told for key in KEYS_OF_ALL.union(*KEYS.values()))
+        assert f" {name} {meaning}" in f" {output}"
+    if command[0] == "admit":
+        assert all(key in output for key in KEYS_OF_ALL.union(*KEYS.values()))

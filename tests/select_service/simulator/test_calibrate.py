@@ -112,9 +112,9 @@ VLLM = json.dumps(of_vllm(POINTS[0]))
 
 def test_each_generator_says_the_same_of_a_run(tmp_path: Path) -> None:
     one = Point(isl=1000.0, osl=200.0, concurrency=8.0, ttft_s=0.25, itl_s=0.0125)
-    for told in (of_vllm(one), of_guidellm(one), of_aiperf(one), {"records": of_aiperf(one)}):
+    for report in (of_vllm(one), of_guidellm(one), of_aiperf(one), {"records": of_aiperf(one)}):
         path = tmp_path / "result.json"
-        path.write_text(json.dumps(told), encoding="utf-8-sig")
+        path.write_text(json.dumps(report), encoding="utf-8-sig")
         (read,) = read_points(str(path))
         assert read == pytest.approx(one)
 
@@ -126,9 +126,9 @@ def test_a_calibrated_engine_is_as_fast_as_the_measured_one(tmp_path: Path, user
     argv = ["calibrate", str(path), "--kv-tokens", "400000", "--out", str(profile)]
     assert main(argv) == 0
     truth = measured(TRUTH, users, 800)
-    told = measured(EngineSpec(profile=str(profile)), users, 800)
-    assert told.itl_s == pytest.approx(truth.itl_s, rel=0.1)
-    assert told.ttft_s == pytest.approx(truth.ttft_s, rel=0.1)
+    fitted = measured(EngineSpec(profile=str(profile)), users, 800)
+    assert fitted.itl_s == pytest.approx(truth.itl_s, rel=0.1)
+    assert fitted.ttft_s == pytest.approx(truth.ttft_s, rel=0.1)
     assert read_profile(profile).max_kv_tokens == 400_000, "for the planner, too"
 
 
@@ -145,7 +145,7 @@ def lives_of(users: int, isl: int, name: str) -> list[tuple[int, ReservationStep
     return [(1, step) for step in steps]
 
 
-def test_a_recording_tells_of_its_engines_as_a_load_generator_does() -> None:
+def test_a_recording_shows_its_engines_as_a_load_generator_does() -> None:
     points = [
         point
         for number, (users, isl) in enumerate(((1, 300), (1, 4000), (8, 1000), (32, 600)))
@@ -160,8 +160,8 @@ def test_a_recording_tells_of_its_engines_as_a_load_generator_does() -> None:
         assert recorded.stretch_s(*batch) == pytest.approx(truth.stretch_s(*batch), rel=0.1)
 
 
-def test_lives_that_were_cut_short_tell_nothing() -> None:
-    def told(end: str, *, first: bool = True, amount: int = 9) -> list[Point]:
+def test_lives_that_were_cut_short_show_nothing() -> None:
+    def points(end: str, *, first: bool = True, amount: int = 9) -> list[Point]:
         steps = []
         for number in range(6):
             id_, at = str(number), 10.0 * number
@@ -170,9 +170,9 @@ def test_lives_that_were_cut_short_tell_nothing() -> None:
             steps.append(ReservationStep(at + 3.0, end, id_, amount=amount))
         return points_of_lives([(4, step) for step in steps])
 
-    (one,) = told("freed")
+    (one,) = points("freed")
     assert one == pytest.approx((80.0, 36.0, 1.0, 1.0, 2.0 / 35, 30.0))
-    assert told("expired") == told("freed", first=False) == told("freed", amount=0) == []
+    assert points("expired") == points("freed", first=False) == points("freed", amount=0) == []
 
 
 def test_a_recording_of_the_service_is_read(
@@ -198,7 +198,7 @@ def test_a_fit_finds_the_formula_again() -> None:
         itl_s = latency.base_s + latency.sequence_s + latency.kv_token_s * context
         points.append(Point(isl, osl, 1.0, ttft_s, itl_s))
     found = fit(points)
-    for (ttft_s, itl_s), one in zip(found.told, points, strict=True):
+    for (ttft_s, itl_s), one in zip(found.fitted, points, strict=True):
         assert ttft_s == pytest.approx(one.ttft_s, rel=0.02)
         assert itl_s == pytest.approx(one.itl_s, rel=0.02)
 

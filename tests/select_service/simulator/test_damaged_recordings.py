@@ -41,7 +41,7 @@ def positions(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_recording_changed_anywhere_is_told(tmp_path: Path, whole: bytes, harm: Harm) -> None:
+def test_a_recording_changed_anywhere_is_reported(tmp_path: Path, whole: bytes, harm: Harm) -> None:
     path = tmp_path / "recording"
     path.write_bytes(whole)
     sound = replay([path])
@@ -50,13 +50,13 @@ def test_a_recording_changed_anywhere_is_told(tmp_path: Path, whole: bytes, harm
     for at in positions(whole):
         path.write_bytes(harm(whole, at))
         try:
-            told = replay([path])
+            result = replay([path])
         except BadRecording:
             assert at < starts[1], "where nothing can be used"
             continue
-        assert told.missing, f"in silence at {at} of {len(whole)}"
-        assert told.reproduced == told.decisions <= sound.decisions, "what is before it is used"
-        assert told.decisions or at < starts[-3]
+        assert result.missing, f"in silence at {at} of {len(whole)}"
+        assert result.reproduced == result.decisions <= sound.decisions, "what is before it is used"
+        assert result.decisions or at < starts[-3]
 
 
 def test_damage_costs_the_rest_of_its_file(
@@ -65,9 +65,9 @@ def test_damage_costs_the_rest_of_its_file(
     paths = [tmp_path / "rec.000001", tmp_path / "rec"]
     decisions = replay([_written(paths[1], whole)]).decisions
     _written(paths[0], flipped(whole, frames_of(whole)[4] + 20))
-    told = replay(paths)
-    assert told.is_damaged
-    assert decisions < told.decisions == told.reproduced < 2 * decisions
+    result = replay(paths)
+    assert result.is_damaged
+    assert decisions < result.decisions == result.reproduced < 2 * decisions
     assert main(["replay", str(paths[1])]) == 1
     shown = capsys.readouterr()
     where = f"the end of {paths[0]} (damaged, frame at byte {frames_of(whole)[4]}: its checksum is"
@@ -77,7 +77,7 @@ def test_damage_costs_the_rest_of_its_file(
     assert replay(paths).decisions == decisions, "no recording, beside one"
 
 
-def test_requests_of_a_file_that_was_cut_are_told(
+def test_requests_of_a_file_that_was_cut_are_reported(
     tmp_path: Path, whole: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _written(tmp_path / "recording", whole)

@@ -131,7 +131,7 @@ def test_it_does_as_its_twin(settings: QueueSettings, steps: list[Any]) -> None:
     assert len(queue) == len(twin.waiting)
 
 
-def test_a_detector_judges_where_no_saturation_is_told(
+def test_a_detector_judges_where_no_saturation_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     lines: list[dict[str, Any]] = [

@@ -17,8 +17,8 @@ QUICK = ["run", "--policy", "first-token", "--workers", "2", "--quiet"]
 
 
 def line(at: int = 0, isl: int = 1500, osl: int = 5, ids: object = (0, 1, 2)) -> bytes:
-    told = {"timestamp": at, "input_length": isl, "output_length": osl, "hash_ids": ids}
-    return json.dumps(told).encode() + b"\n"
+    fields = {"timestamp": at, "input_length": isl, "output_length": osl, "hash_ids": ids}
+    return json.dumps(fields).encode() + b"\n"
 
 
 def written(folder: Path, *lines: bytes) -> str:
@@ -63,7 +63,7 @@ def test_a_packed_trace_that_was_cut_is_named(
         ([line(), line(ids="0")], "line 2: Expected `array`, got `str` - at `$.hash_ids`"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_told_by_file_line_and_field(
+def test_a_trace_that_cannot_be_read_is_reported_by_file_line_and_field(
     tmp_path: Path, lines: list[bytes], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, *lines)
@@ -124,12 +124,12 @@ def test_a_speed_at_which_nothing_ever_comes_is_refused(
     assert "line 2: comes 1e+298 s after the first at a speed of 1e-300" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("told", ["turns=1e300", "prompt_tokens=99999999999"])
+@pytest.mark.parametrize("option", ["turns=1e300", "prompt_tokens=99999999999"])
 def test_sessions_that_nobody_could_draw_are_refused(
-    told: str, capsys: pytest.CaptureFixture[str]
+    option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([*QUICK, "--workload", f"chat,requests=10,{told}"])
+        main([*QUICK, "--workload", f"chat,requests=10,{option}"])
     assert "10,000 turns" in capsys.readouterr().err
 
 

@@ -26,7 +26,7 @@ def test_a_logarithmic_axis_has_marks_between_its_ends(low: float, high: float) 
     assert all(b - a > 20 for a, b in pairwise(places)), "none on another"
 
 
-def test_dots_are_told_apart_without_colours_and_stand_on_no_number() -> None:
+def test_dots_are_distinct_without_colours_and_stand_on_no_number() -> None:
     """A plot of dots has no dashes: the signs of a planner's replay, two of them, were alike."""
     series = [Series(str(at), [(0.5 + at, 100.0)], "dots") for at in range(8)]
     drawn = lines("Price", series, x="GPU-hours", y="in time, %")
@@ -60,7 +60,7 @@ def looks(drawn: str) -> set[str]:
     return {bare}
 
 
-def test_lines_are_told_apart_without_their_colours() -> None:
+def test_lines_are_distinct_without_their_colours() -> None:
     every = range(len(plots.COLOURS))
     legends = [looks(sample(at)) for at in every]
     assert len(set.union(*legends)) == len(every)
@@ -75,7 +75,7 @@ def test_lines_are_told_apart_without_their_colours() -> None:
         assert f'd="{sign}"' in sample(at)
 
 
-def test_layers_of_bars_are_told_apart_without_their_colours() -> None:
+def test_layers_of_bars_are_distinct_without_their_colours() -> None:
     every = range(8)
     assert len(set.union(*(looks(sample(at, filled=True)) for at in every))) == len(every)
     drawn = stacked("t", ["one"], [(f"layer {at}", [1.0]) for at in every], x="%")

@@ -68,30 +68,30 @@ def _half_done_until_seen(seen: Path, progress: Callable[[float], None] | None) 
 
 
 def test_progress_within_runs_of_other_processes_is_seen(tmp_path: Path) -> None:
-    told: list[float] = []
+    shares: list[float] = []
 
     def progress(done: float) -> None:
-        told.append(done)
+        shares.append(done)
         if done == 1.0:  # two halves
             (tmp_path / "seen").touch()
 
     names = perform(_half_done_until_seen, [tmp_path / "seen"] * 2, 2, progress)
     assert names == ["seen", "seen"]
-    assert told[-1] == 2.0
-    assert told == sorted(told)
+    assert shares[-1] == 2.0
+    assert shares == sorted(shares)
 
 
 def test_progress_within_a_run_of_a_search_is_seen() -> None:
-    told: list[float] = []
-    search(CapacitySearch(settings=TARGETS, workers=False, share=0.9, tolerance=0.5), told.append)
-    assert told == sorted(told)
-    assert 0.0 < told[0] < 0.1, "within the first run"
-    assert told[-1] < 1.0, "it is done when it has ended"
+    shares: list[float] = []
+    search(CapacitySearch(settings=TARGETS, workers=False, share=0.9, tolerance=0.5), shares.append)
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < 0.1, "within the first run"
+    assert shares[-1] < 1.0, "it is done when it has ended"
 
 
 def test_progress_of_the_capacity_s_measurement_is_seen(tmp_path: Path) -> None:
-    told: list[float] = []
+    shares: list[float] = []
     trace = Trace(path=str(trace_file(tmp_path)))
-    capacity_of(SimulationSettings(trace=trace, workers=2), told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    capacity_of(SimulationSettings(trace=trace, workers=2), shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0

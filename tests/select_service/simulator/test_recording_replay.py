@@ -67,10 +67,10 @@ def test_every_decision_of_a_random_service_is_made_again(
     again: Callable[[int], tuple[RecordedFleet, Path]], seed: int
 ) -> None:
     _, path = again(seed)
-    told = replay([path])
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions > 50
-    assert {one.why for one in told.missing} <= {"workers"}
+    result = replay([path])
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions > 50
+    assert {one.why for one in result.missing} <= {"workers"}
 
 
 class SheddingFleet(RecordedFleet):
@@ -111,28 +111,28 @@ def test_what_slo_shed_let_in_is_decided_again(tmp_path: Path, seed: int) -> Non
     """At once, from its queue, and after a refusal, with the speed of ranks learnt."""
     fleet = SheddingFleet(seed)
     fleet.play(600)
-    told = replay([fleet.recorded_file.into(tmp_path / "recording")])
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions > 50
+    result = replay([fleet.recorded_file.into(tmp_path / "recording")])
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions > 50
     assert fleet.waited > 50 < fleet.predicted
-    assert {"band-full", "expired-waiting"} <= fleet.codes.keys() & told.refused.keys()
+    assert {"band-full", "expired-waiting"} <= fleet.codes.keys() & result.refused.keys()
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_same_of_many_more_services(tmp_path: Path) -> None:
     for seed in range(1000, 1150):
-        told = replay([recorded(tmp_path, seed, 400)[1]])
-        assert told.first_difference is None
-        assert told.reproduced == told.decisions
+        result = replay([recorded(tmp_path, seed, 400)[1]])
+        assert result.first_difference is None
+        assert result.reproduced == result.decisions
 
 
 def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -> None:
-    """Written by the service as it was: its loads tell nothing of queues, nor do its weights."""
+    """Written by the service as it was: its loads show nothing of queues, nor do its weights."""
     path = GOLDEN / "recordings" / "first-token-before-pace.rec"
-    told = replay([path], {"temperature": 0.3})
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions == 172
+    result = replay([path], {"temperature": 0.3})
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions == 172
     items = [one.item for one in play([path])]
     decided = [one for one in items if isinstance(one, Decided)]
     assert {len(one.weights) for one in decided} == {12}
@@ -143,9 +143,9 @@ def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -
 def test_what_was_recorded_before_sequences_counted_is_made_again() -> None:
     """Written by the service as it was: its loads count blocks of prompts and answers only."""
     path = GOLDEN / "recordings" / "first-token-before-sequences.rec"
-    told = replay([path])
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions == 171
+    result = replay([path])
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions == 171
     batches = [one.item for one in play([path]) if isinstance(one.item, PlannedBatch)]
     assert {one.sequence_blocks for one in batches} == {0}
 
@@ -156,16 +156,16 @@ MIXED = sorted((GOLDEN / "recordings" / "mixed").glob("*.rec"))
 @pytest.mark.parametrize("path", MIXED, ids=lambda path: path.stem)
 def test_recorded_mixed_traffic_is_decided_again(path: Path) -> None:
     """Recorded by an earlier version: no restructuring may change a single decision."""
-    told = replay([path])
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions > 300
-    assert {one.why for one in told.missing} <= {"workers"}
+    result = replay([path])
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions > 300
+    assert {one.why for one in result.missing} <= {"workers"}
 
 
-def test_a_gap_of_an_early_version_is_told_in_today_s_words() -> None:
-    told = replay([GOLDEN / "recordings" / "mixed" / "core-2000.rec"])
-    assert [one.why for one in told.missing] == ["workers"], "the file says seats"
-    assert "(workers came or went while a batch was planned)" in as_text(told)
+def test_a_gap_of_an_early_version_is_reported_in_today_s_words() -> None:
+    result = replay([GOLDEN / "recordings" / "mixed" / "core-2000.rec"])
+    assert [one.why for one in result.missing] == ["workers"], "the file says seats"
+    assert "(workers came or went while a batch was planned)" in as_text(result)
 
 
 def test_the_recorded_mixed_traffic_has_all_kinds() -> None:
@@ -196,9 +196,9 @@ def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Pat
     for seed in (0, 1, 29):
         fleet, path = recorded(tmp_path, seed, block_size=64)
         if weights_in_force(fleet.config, None).pace == 1.0:
-            told = replay([path], {"pace_scale": 0.0}).what_if
-            assert told is not None
-            otherwise += told.changed
+            result = replay([path], {"pace_scale": 0.0}).what_if
+            assert result is not None
+            otherwise += result.changed
         for _, one in single(path):
             loads = unpacked(one.load.whole or b"")
             assert loads.queue_updated_at is not None, (
@@ -247,14 +247,14 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
             name: getattr(fleet.config, name)
             for name in ("policy", "overlap_score_credit", "temperature")
         }
-        told = replay([path], same).what_if
-        assert told is not None
-        assert told.agreement == 1.0
-        assert told.decisions > 20
-        assert told.batch_members_moved == 0
-        assert told.prefill_tokens == told.prefill_tokens_recorded
-        assert told.spread == told.spread_recorded
-        assert 0 < told.in_session < told.decisions or fleet.core.limits.session_ttl_s == 0.0
+        result = replay([path], same).what_if
+        assert result is not None
+        assert result.agreement == 1.0
+        assert result.decisions > 20
+        assert result.batch_members_moved == 0
+        assert result.prefill_tokens == result.prefill_tokens_recorded
+        assert result.spread == result.spread_recorded
+        assert 0 < result.in_session < result.decisions or fleet.core.limits.session_ttl_s == 0.0
     assert len(policies) == 2
 
 
@@ -269,8 +269,8 @@ def naive_costs(item: Decided, fleet: ScopeFleet, config: RouterConfig) -> dict[
     blocks = sum(len(one) for one in item.prompt.hashes if isinstance(one, bytes)) // 8
     tiers = [dict.fromkeys(range(ranks), 0) for _ in range(4)]
     found = item.found
-    told = (found.device, found.host, found.disk) if found is not None else ([], [], [])
-    for tier, groups in zip(tiers, (*told, item.shared or []), strict=True):
+    tiers_found = (found.device, found.host, found.disk) if found is not None else ([], [], [])
+    for tier, groups in zip(tiers, (*tiers_found, item.shared or []), strict=True):
         for count, slots in groups:
             for slot in slots_of(slots, ranks).tolist():
                 tier[slot] += count
@@ -332,11 +332,11 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
         fleet, path = again(seed)
         config = msgspec.structs.replace(fleet.config, **changes)
         policies.add(fleet.config.policy)
-        told = replay([path], changes, examples=10_000)
-        assert told.what_if is not None
-        elsewhere = {one.selection_id: one for one in told.what_if.examples}
-        assert len(elsewhere) == told.what_if.changed
-        moved += told.what_if.changed
+        result = replay([path], changes, examples=10_000)
+        assert result.what_if is not None
+        elsewhere = {one.selection_id: one for one in result.what_if.examples}
+        assert len(elsewhere) == result.what_if.changed
+        moved += result.what_if.changed
         for there, one in single(path):
             asked = one.asked
             plain = asked is None or (not asked.preferred_taints and asked.override is None)
@@ -363,7 +363,7 @@ def prompts_of(item: Item) -> list[Prompted]:
     return [item.prompt] if isinstance(item, Decided) else []
 
 
-def test_a_decision_that_is_another_one_is_told_with_both(
+def test_a_decision_that_is_another_one_is_reported_with_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The recording of a service whose code has changed since, say."""
@@ -382,9 +382,9 @@ def test_a_decision_that_is_another_one_is_told_with_both(
             prompt.hashes = [whole[at : at + 512] for at in range(0, len(whole), 512)]
         fleet.recorded_file.add(item)
     other = fleet.recorded_file.into(tmp_path / "other")
-    told = replay([other])
-    assert (told.differing, told.reproduced) == (1, told.decisions - 1)
-    first = told.first_difference
+    result = replay([other])
+    assert (result.differing, result.reproduced) == (1, result.decisions - 1)
+    first = result.first_difference
     assert first is not None
     assert first.selection_id == victim.selection_id
     assert (first.recorded.outcome, first.replayed.outcome) == ("placed", "placed")
@@ -429,20 +429,20 @@ def test_requests_of_a_recording_go_through_the_simulator(tmp_path: Path) -> Non
     assert main(["run", "--policy", "first-token", *settings, "--workers", "2", "--quiet"]) == 0
 
 
-def test_replay_tells_people_and_programs(
+def test_replay_reports_to_people_and_programs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, path = recorded(tmp_path, 5)
-    out = tmp_path / "told.json"
+    out = tmp_path / "report.json"
     asked = ["replay", str(path), "--weights", "overlap_score_credit=0", "--out", str(out)]
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "(100.00%)" in shown
     assert "what if overlap_score_credit=0" in shown
-    told = msgspec.json.decode(out.read_bytes())
-    assert told["reproduced"] == told["decisions"]
+    report = msgspec.json.decode(out.read_bytes())
+    assert report["reproduced"] == report["decisions"]
     assert main([*asked, "--json", "--tenant-id", "other"]) == 0
-    assert msgspec.json.decode(capsys.readouterr().out)["decisions"] < told["decisions"]
+    assert msgspec.json.decode(capsys.readouterr().out)["decisions"] < report["decisions"]
     assert main(["replay", str(path), "--weights", "policy=first-token,delay_scale=2"]) == 0
     assert "what if policy=first-token, delay_scale=2.0, every" in capsys.readouterr().out
 

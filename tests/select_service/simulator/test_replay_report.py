@@ -66,10 +66,14 @@ def titles_of(page: str) -> list[str]:
 def test_a_page_of_other_weights_says_what_the_json_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, report, out = recorded(tmp_path / "rec", 5), tmp_path / "page.html", tmp_path / "told"
+    path, report, out = (
+        recorded(tmp_path / "rec", 5),
+        tmp_path / "page.html",
+        tmp_path / "report.json",
+    )
     assert main(["replay", str(path), *WEIGHTS, "--report", str(report), "--out", str(out)]) == 0
     assert "reproduced" in capsys.readouterr().out
-    told = msgspec.json.decode(out.read_bytes(), type=ReplayResult)
+    result = msgspec.json.decode(out.read_bytes(), type=ReplayResult)
     page = report.read_text("utf-8")
     assert "<title>select-sim: replay of rec with overlap_score_credit=0.0, temp" in page
     assert titles_of(page) == [
@@ -82,7 +86,7 @@ def test_a_page_of_other_weights_says_what_the_json_says(
         "Cached, over time",
         "Elsewhere, over time",
     ]
-    what_if = told.what_if
+    what_if = result.what_if
     assert what_if is not None
     assert what_if.changed > 0
     assert f"{what_if.changed} of {what_if.decisions} decisions go elsewhere" in page
@@ -96,16 +100,16 @@ def test_a_page_of_other_weights_says_what_the_json_says(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_ranks_and_sizes_add_up_to_the_whole(tmp_path: Path, seed: int) -> None:
-    told = replay([recorded(tmp_path / "rec", seed)], {"temperature": 0.5})
-    what_if, course = told.what_if, told.course
+    result = replay([recorded(tmp_path / "rec", seed)], {"temperature": 0.5})
+    what_if, course = result.what_if, result.course
     assert what_if is not None
     assert sum(part.compared for part in course) == what_if.decisions > 0
     assert sum(part.changed for part in course) == what_if.changed
     assert sum(part.prefill_tokens_recorded for part in course) == what_if.prefill_tokens_recorded
     assert sum(part.prefill_tokens for part in course) == what_if.prefill_tokens
-    assert sum(part.decided.get("refused", 0) for part in course) == sum(told.refused.values())
-    assert sum(part.decided.get("placed", 0) for part in course) == told.placed
-    assert sum(part.length_s for part in course) == pytest.approx(told.seconds)
+    assert sum(part.decided.get("refused", 0) for part in course) == sum(result.refused.values())
+    assert sum(part.decided.get("placed", 0) for part in course) == result.placed
+    assert sum(part.length_s for part in course) == pytest.approx(result.seconds)
     for side in ("requests", "prefill_tokens"):
         given = [getattr(one, f"{side}_recorded") for one in what_if.ranks]
         spread = getattr(what_if.spread_recorded, f"{side}_max_over_mean")
@@ -123,8 +127,8 @@ def test_a_page_without_weights_and_of_hardly_anything(tmp_path: Path) -> None:
     nothing = Cassette(RouterConfig()).into(tmp_path / "nothing")
     assert titles_of(html_of(replay([nothing], {"temperature": 0.5}))) == []
     for steps in range(1, 12):
-        told = replay([recorded(tmp_path / "few", 2, steps)], {"temperature": 0.5})
-        titles_of(html_of(told))
+        result = replay([recorded(tmp_path / "few", 2, steps)], {"temperature": 0.5})
+        titles_of(html_of(result))
 
 
 def test_names_are_no_markup() -> None:
@@ -132,11 +136,11 @@ def test_names_are_no_markup() -> None:
     name = "<script>alert(1)</script>&"
     place = ReplayPlace("placed", 1, 0, code=name)
     found = ReplayDifference(name, 1, 0.0, name, name, name, name, 1, 1, place, place)
-    told = ReplayResult(
+    result = ReplayResult(
         [name], [name], 0.0, first_difference=found, missing=[RecordingGap(name, "disk", 1)]
     )
-    told.refused = {name: 1}
-    assert "<script" not in html_of(told)
+    result.refused = {name: 1}
+    assert "<script" not in html_of(result)
 
 
 def test_a_page_is_refused_before_anything_is_replayed(
@@ -154,31 +158,31 @@ def test_two_lives_of_a_service_stand_behind_one_another(tmp_path: Path) -> None
     first, second = recorded(tmp_path / "rec.000001", 5), recorded(tmp_path / "rec", 5)
     alone = replay([first])
     in_another_life(second, recording="another", wall_s=1000.0)
-    told = replay([first, second], {"temperature": 0.5}, examples=10_000)
-    assert told.decisions == 2 * alone.decisions
-    assert told.seconds == pytest.approx(1000.0 + alone.seconds, abs=alone.seconds)
-    assert told.what_if is not None
-    times = [one.at_s for one in told.what_if.examples]
+    result = replay([first, second], {"temperature": 0.5}, examples=10_000)
+    assert result.decisions == 2 * alone.decisions
+    assert result.seconds == pytest.approx(1000.0 + alone.seconds, abs=alone.seconds)
+    assert result.what_if is not None
+    times = [one.at_s for one in result.what_if.examples]
     assert times == sorted(times)
     in_another_life(second, recording="another", wall_s=-1000.0)
-    told = replay([first, second])
-    assert told.seconds >= 1.9 * alone.seconds, "a clock that went back tells nothing"
+    result = replay([first, second])
+    assert result.seconds >= 1.9 * alone.seconds, "a clock that went back shows nothing"
 
 
-def test_a_file_that_was_taken_away_is_told(tmp_path: Path) -> None:
+def test_a_file_that_was_taken_away_is_reported(tmp_path: Path) -> None:
     names = ("rec.000001", "rec.000002", "rec")
     paths = [recorded(tmp_path / name, 5) for name in names]
     for path, number in zip(paths, (1, 2, 5), strict=True):
         in_another_life(path, file=number)
-    told = replay(paths)
-    assert [missing(one) for one in told.missing if one.files] == [f"2 files before {paths[2]}"]
-    assert "2 files before" in html_of(told)
+    result = replay(paths)
+    assert [missing(one) for one in result.missing if one.files] == [f"2 files before {paths[2]}"]
+    assert "2 files before" in html_of(result)
     in_another_life(paths[2], recording="another", file=5)
     assert not [one for one in replay(paths).missing if one.files], "of another life"
 
 
 @pytest.mark.parametrize("at", [math.inf, -math.inf, math.nan, 1e300])
-def test_moments_that_no_clock_tells_are_damage(at: float) -> None:
+def test_moments_that_no_clock_shows_are_damage(at: float) -> None:
     clock = Clock()
     clock.open(Header("1", "one", 1, 0.0, 0.0, RouterConfig()))
     assert clock.since(5.0) == 0.0
@@ -193,21 +197,21 @@ def test_moments_that_no_clock_tells_are_damage(at: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_course_holds_what_it_was_told_however_long_it_gets(seed: int) -> None:
+def test_a_course_holds_what_it_was_given_however_long_it_gets(seed: int) -> None:
     rng = random.Random(seed)
-    course, told, at = TimeSeries(), [], 0.0
+    course, moments, at = TimeSeries(), [], 0.0
     for _ in range(rng.randint(1, 400)):
         at += rng.expovariate(rng.choice([0.001, 1.0, 1e5]))
         moment = rng.uniform(0.9, 1.0) * at
         course.at(moment).compared += 1
-        told.append(moment)
-    until = max(told)
+        moments.append(moment)
+    until = max(moments)
     parts = course.parts(until)
     assert len(parts) <= PARTS_MAX
     for number, part in enumerate(parts):
         is_last = number == len(parts) - 1
         end = math.inf if is_last else part.at_s + part.length_s
-        assert part.compared == sum(part.at_s <= moment < end for moment in told)
+        assert part.compared == sum(part.at_s <= moment < end for moment in moments)
         assert is_last or part.at_s + part.length_s == parts[number + 1].at_s
     assert parts[-1].at_s + parts[-1].length_s == pytest.approx(until)
     if len(parts) > 1:

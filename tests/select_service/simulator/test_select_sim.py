@@ -62,7 +62,7 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ["--workload", CHAT, "--workers", "3", "--block-size", "64", "--seeds", "2"]
     files = ["--out", str(out), "--report", str(report)]
     assert main(["run", "--policy", "all", *options, *files]) == 0
-    told, rest = capsys.readouterr().out.split("\n", 1)
+    verdict, rest = capsys.readouterr().out.split("\n", 1)
     table, differences, legend = (part.splitlines() for part in rest.split("\n\n"))
     assert [line.split()[0] for line in table[1:]] == list(POLICIES)
     assert [line.split()[0] for line in differences[1:]] == [
@@ -70,9 +70,9 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert legend[0] == "columns:"
     assert "rate=4 counts sessions" in " ".join(" ".join(legend).split())
-    assert told.endswith(".")
+    assert verdict.endswith(".")
     page = html.unescape(report.read_text())
-    assert told in page, "it begins with the same sentence"
+    assert verdict in page, "it begins with the same sentence"
     assert "load CoV: standard deviation over mean" in page, "columns mean the same there"
     result = json.loads(out.read_bytes())
     assert [(one["policy"], one["seed"]) for one in result["runs"]] == [
@@ -119,7 +119,7 @@ def check_page(page: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["least-loaded", "power-of-two"])
-def test_replicas_of_a_simple_policy_hear_late_of_each_other_too(policy: str) -> None:
+def test_replicas_of_a_simple_policy_learn_late_of_each_other_too(policy: str) -> None:
     load = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_500)
     base = SimulationSettings(policy=policy, workloads=[load], block_size=64)
     alone, late = (
@@ -176,7 +176,7 @@ def test_results_come_back_replace(tmp_path: Path) -> None:
     assert first.read_bytes() == again.read_bytes(), "to the last bit"
 
 
-def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_shows_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep.json"
     vary = ["--vary", "overlap_score_credit=0,1", "--vary", "prefill_load_scale=0.5:1.5:0.5"]
     options = ["--workload", CHAT, "--workers", "3", "--seeds", "2", "--jobs", "2"]
@@ -196,10 +196,10 @@ def test_a_draw_takes_points_of_a_grid_that_nobody_could_write_down(
     options = ["--workload", "chat,rate=4,requests=5", "--workers", "2", "--seeds", "1"]
     argv = ["sweep", *vary, "--draw", "3", *options, "--jobs", "1"]
     assert main(argv) == 0
-    told = capsys.readouterr().out
-    assert len(told.splitlines()) == 5
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 5
     assert main(argv) == 0
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == table
 
 
 def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,8 +208,8 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     vary = ["--vary", "overlap_score_credit=0,1"]
     assert main(["sweep", *vary, *options, "--report", str(report)]) == 0
     page = report.read_text("utf-8")
-    told = capsys.readouterr().out.splitlines()
-    assert page.count("<tr>") == len(told) == 4, "a head, two settings, the peer's"
+    lines = capsys.readouterr().out.splitlines()
+    assert page.count("<tr>") == len(lines) == 4, "a head, two settings, the peer's"
     assert page.count("<svg xmlns") == 2, "of three aims, each beside the first"
     assert "overlap_score_credit=0" in page
     plot = re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)[0]
@@ -351,8 +351,8 @@ def test_a_run_that_answers_nobody_has_a_report(
     trace, report = trace_file(tmp_path, 3), tmp_path / "report.html"
     argv = ["run", "--trace", str(trace), "--engine", "kv_tokens=1", "--report", str(report)]
     assert main(argv) == 0
-    told, _, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert told == "No request was answered."
+    verdict, _, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert verdict == "No request was answered."
     assert len(rows) == 2
     assert all(line.endswith(" 100.00") for line in rows)
     assert "<svg" in report.read_text()
@@ -450,7 +450,7 @@ def test_what_workers_have_evicted_counts_when_they_are_gone() -> None:
         assert run(replace(base, changes=changes)).evictions >= evicted * 0.8
 
 
-def test_whoever_waits_for_a_run_is_told_how_far_it_is(tmp_path: Path) -> None:
+def test_whoever_waits_for_a_run_sees_how_far_it_is(tmp_path: Path) -> None:
     trace = Trace(path=str(trace_file(tmp_path)))
     of_a_trace = SimulationSettings(policy="round-robin", trace=trace)
     drawn = SimulationSettings(

@@ -87,28 +87,28 @@ def test_differences_are_of_the_same_requests() -> None:
 def test_the_verdict_says_who_wins_and_by_how_much() -> None:
     more = replace(TARGETS, slo_ttft_s=0.1, workloads=[replace(SINGLE, requests=200)])
     runs = runs_of(more, "random", "kv-cost", "bound", seeds=3)
-    told = verdict(runs)
-    assert told.startswith("kv-cost is ahead: ")
-    assert " points more than random; bound: " in told
+    text = verdict(runs)
+    assert text.startswith("kv-cost is ahead: ")
+    assert " points more than random; bound: " in text
     assert "is not clearly ahead of" in verdict(
         [*runs[3:6], *(replace(one, policy="x") for one in runs[3:6])]
     )
     slow = [replace(one, policy="x", ttft_s=replace(one.ttft_s, p90=9.0)) for one in runs[3:6]]
-    told = verdict([*slow, *runs[3:6]])
-    assert told.startswith("kv-cost is ahead: "), "as many are in time, and they wait less"
-    assert "as many are in time with x, and the TTFT p90 is 9" in told
+    text = verdict([*slow, *runs[3:6]])
+    assert text.startswith("kv-cost is ahead: "), "as many are in time, and they wait less"
+    assert "as many are in time with x, and the TTFT p90 is 9" in text
     plain = runs_of(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None), "random", "kv-cost")
     assert "% below that of random (one run, so no interval)." in verdict(plain)
     assert verdict(plain[:1]).startswith("random: TTFT p90 of ")
     plain[1] = replace(plain[1], e2e_s=replace(plain[0].e2e_s, mean=plain[0].e2e_s.mean * 0.9999))
-    untold = Comparison(settings=TARGETS, runs=plain)
+    without_targets = Comparison(settings=TARGETS, runs=plain)
     head, rows = table(plain)
     at = head.index("in time, %")
     assert [row[at] for row in rows] == ["-", "-"], "nothing says when a request is in time"
-    assert legend(untold)["in time"].startswith("no target was given")
-    assert "sessions" in legend(untold)["goodput"]
+    assert legend(without_targets)["in time"].startswith("no target was given")
+    assert "sessions" in legend(without_targets)["goodput"]
     batches = replace(TARGETS, workloads=[WorkloadSettings(kind="rl")])
-    assert "sessions" not in legend(replace(untold, settings=batches))["goodput"], (
+    assert "sessions" not in legend(replace(without_targets, settings=batches))["goodput"], (
         "they have no rate"
     )
     head, rows = differences(plain)
@@ -157,7 +157,7 @@ def test_fewer_workers_than_slow_ones_are_not_tried() -> None:
 
 
 def test_there_is_no_half_user() -> None:
-    """One user in time and two that are not were told as one and a half."""
+    """One user in time and two that are not were reported as one and a half."""
     few = WorkloadSettings(kind="shared-prompts", arrivals="closed", users=1, requests=12)
     settings = replace(TARGETS, workloads=[few], workers=1, slo_ttft_s=None)
     one, two = (
@@ -199,16 +199,16 @@ def test_who_carries_nothing_is_no_equal() -> None:
         "(TTFT 200 ms, ITL 20 ms), kv-cost no load."
     )
     assert found_of(("first-token", 0.0), ("kv-cost", 0.0)).startswith("However light the load")
-    told = found_of(("first-token", 0.5), ("kv-cost", 0.5))
-    assert told.endswith(", the same as for kv-cost.")
-    told = found_of(("first-token", 0.5), ("kv-cost", 0.4))
-    assert told.endswith("+25.0 % against kv-cost (one seed, so no interval).")
+    text = found_of(("first-token", 0.5), ("kv-cost", 0.5))
+    assert text.endswith(", the same as for kv-cost.")
+    text = found_of(("first-token", 0.5), ("kv-cost", 0.4))
+    assert text.endswith("+25.0 % against kv-cost (one seed, so no interval).")
 
 
 def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> None:
     """One such policy ended the command, and with it the searches of all others."""
 
-    def told(find: str, *found: tuple[str, float, bool]) -> tuple[str, list[list[str]]]:
+    def shown(find: str, *found: tuple[str, float, bool]) -> tuple[str, list[list[str]]]:
         searches = [
             CapacityFound(policy=policy, seed=1, found=amount, trials=[], beyond=beyond)
             for policy, amount, beyond in found
@@ -218,23 +218,23 @@ def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> No
         )
         return capacity_verdict(result), capacity_table(result)[1]
 
-    verdict, rows = told("load", ("kv-cost", 2.0, False), ("first-token", 64.0, True))
+    verdict, rows = shown("load", ("kv-cost", 2.0, False), ("first-token", 64.0, True))
     assert verdict.startswith("first-token carries > 64 times the given load with 90 % of")
     assert verdict.endswith(", kv-cost 2.")
     assert rows == [["kv-cost", "2", "-"], ["first-token", "> 64", "-"]]
-    verdict, _ = told("load", ("kv-cost", 64.0, True), ("first-token", 64.0, True))
+    verdict, _ = shown("load", ("kv-cost", 64.0, True), ("first-token", 64.0, True))
     assert verdict.endswith(
-        "as does first-token: more requests, or tighter targets, tell them apart."
+        "as does first-token: more requests, or tighter targets, separate them."
     )
-    verdict, rows = told("workers", ("kv-cost", 64.0, True), ("first-token", 3.0, False))
+    verdict, rows = shown("workers", ("kv-cost", 64.0, True), ("first-token", 3.0, False))
     assert verdict.startswith("first-token needs 3 workers with 90 %")
     assert verdict.endswith(", and for kv-cost 64 are not enough.")
     assert rows == [["kv-cost", "> 64", "-"], ["first-token", "3", "-"]]
-    verdict, _ = told("workers", ("kv-cost", 64.0, True))
+    verdict, _ = shown("workers", ("kv-cost", 64.0, True))
     assert verdict.startswith("64 workers are not enough for 90 % of requests in time")
-    # one seed of two: the mean of 3 and of more than 64 was told as more than 33.5
+    # one seed of two: the mean of 3 and of more than 64 was reported as more than 33.5
     mixed = (("first-token", 3.0, False), ("first-token", 64.0, True))
-    verdict, rows = told("load", *mixed, ("kv-cost", 2.0, False), ("kv-cost", 2.5, False))
+    verdict, rows = shown("load", *mixed, ("kv-cost", 2.0, False), ("kv-cost", 2.5, False))
     assert verdict.startswith("first-token carries 3 to > 64 (by seed) times the given")
     assert verdict.endswith(", kv-cost 2.25 ±3.18: not every seed has a number.")
     assert rows == [
@@ -242,9 +242,9 @@ def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> No
         ["kv-cost", "2.25 ±3.18", "-"],
     ]
     # what every seed carries decides: two seeds of 4 are ahead of 3 and more than 64
-    verdict, _ = told("load", *mixed, ("kv-cost", 4.0, False), ("kv-cost", 4.0, False))
+    verdict, _ = shown("load", *mixed, ("kv-cost", 4.0, False), ("kv-cost", 4.0, False))
     assert verdict.startswith("kv-cost carries 4.00 ±0.00 times the given load")
-    verdict, _ = told("workers", *mixed)
+    verdict, _ = shown("workers", *mixed)
     assert verdict.startswith("first-token needs 3 to > 64 (by seed) workers with 90 %")
 
 
@@ -254,9 +254,9 @@ def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     files = ["--out", str(out), "--report", str(report)]
     argv = ["capacity", *trace, "--slo-ttft", "1", "--policy", "kv-cost,random", "--seeds", "2"]
     assert main([*argv, *files]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("kv-cost carries 0.")
-    assert [line.split()[0] for line in told[1:]] == ["policy", "kv-cost", "random"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("kv-cost carries 0.")
+    assert [line.split()[0] for line in lines[1:]] == ["policy", "kv-cost", "random"]
     result = json.loads(out.read_bytes())
     assert [(one["policy"], one["seed"]) for one in result["searches"]] == [
         ("kv-cost", 1),
@@ -264,7 +264,7 @@ def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("random", 1),
         ("random", 2),
     ]
-    assert told[0] in report.read_text().replace("&#x27;", "'")
+    assert lines[0] in report.read_text().replace("&#x27;", "'")
     users = ["--trace", trace[1], "--users", "40", "--workers", "2", "--tolerance", "0.3"]
     assert main(["capacity", *users, "--slo-ttft", "1", "--policy", "kv-cost"]) == 0
     assert "times the given load" in capsys.readouterr().out

@@ -266,7 +266,7 @@ def plain(count: int) -> list[ClientRequest]:
     ]
 
 
-def test_a_trace_goes_as_fast_and_as_far_as_it_is_told() -> None:
+def test_a_trace_goes_as_fast_and_as_far_as_it_is_set() -> None:
     source = TraceWorkload(plain(20), 512, random.Random(1), speed=3.0, limit=10)
     times = [one.arrival for one in iter(source.next, None)]
     assert times == [at // 4 * 1.0 for at in range(10)]

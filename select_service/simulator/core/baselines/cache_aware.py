@@ -1,6 +1,6 @@
 """A router that also knows what workers have cached, and how much they still have to compute.
 
-What is cached it hears from the same KV events as the service, as late; without them it estimates
+What is cached it learns from the same KV events as the service, as late; without them it estimates
 from its own placements. What the other policies of this folder decide with comes from here.
 """
 
@@ -116,7 +116,7 @@ class CacheAware(Counting):
     @override
     def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
         computing = ids[-1]
-        if computing in self.workers:  # when this is heard, it may be gone
+        if computing in self.workers:  # when this arrives, it may be gone
             tokens = request.isl - self.cached([computing], request)[computing]
             self._computing[key] = computing, tokens
             self.queued[computing] += tokens

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def pool_of(snapshots: Iterable[dict[str, Any]]) -> SnapshotPool:
     pool = SnapshotPool()
-    pool.tell([InstanceSnapshot(**one) for one in snapshots])
+    pool.set_snapshots([InstanceSnapshot(**one) for one in snapshots])
     return pool
 
 

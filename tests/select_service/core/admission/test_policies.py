@@ -154,14 +154,14 @@ def test_budgets_refuse_sheddable_work_only_and_before_the_inner_policy() -> Non
     policy = build(
         "token-bucket", {"capacity": 100, "tenant_budgets": {"a": 0.5}, "max_num_seqs": 2}
     ).policy
-    pool.in_flight_told["a"] = 2
+    pool.in_flight_by_tenant["a"] = 2
     refused = policy.judge(AdmissionRequest(1000, "batch", "a"), pool, 0.0)
     assert refused.reason == "tenant-budget-shed"
     assert (
         policy.judge(AdmissionRequest(1000, "standard", "a"), pool, 0.0).reason
         == "insufficient tokens"
     )
-    pool.in_flight_told["a"] = 1
+    pool.in_flight_by_tenant["a"] = 1
     assert policy.judge(AdmissionRequest(100, "batch", "a"), pool, 0.0).admitted
 
 

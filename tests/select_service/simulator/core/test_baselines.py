@@ -91,7 +91,7 @@ def test_sglang_follows_its_own_tree_until_loads_differ() -> None:
     router, _ = fleet(SglangCacheAware, 2)
     holds(router, 1, 0, 10)
     first = chosen(router, 0)
-    assert {chosen(router, number) for number in range(1, 5)} == {first}, "events tell it nothing"
+    assert {chosen(router, number) for number in range(1, 5)} == {first}, "events show it nothing"
     other = chosen(router, 5, first=7)
     assert other == 1 - first, "the smallest tree takes what nobody has"
     sent = [chosen(router, number) for number in range(6, 6 + 2 * BALANCE_ABS)]

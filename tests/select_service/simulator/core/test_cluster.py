@@ -162,14 +162,14 @@ def test_each_decision_has_one_reason_also_after_a_wait() -> None:
     assert sum(cluster.reasons.values()) == 8, cluster.reasons
 
 
-def test_news_that_come_late_are_not_known_yet() -> None:
+def test_events_that_come_late_are_not_known_yet() -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(2)]
     cluster = played(core(), requests, event_lag_s=60.0)
     assert cluster.reasons == {"no rank holds any": 2}
     assert cluster.outcomes[1].cached_tokens == 36, "the engine knows all the same"
 
 
-def test_a_load_that_is_told_late_is_carried_longer() -> None:
+def test_a_load_that_is_reported_late_is_carried_longer() -> None:
     router = LeastLoaded(random.Random(1))
     cluster = cluster_of(router, [request(0, 0.0, 8, 2)], load_lag_s=5.0)
     cluster.finish()
@@ -178,7 +178,7 @@ def test_a_load_that_is_told_late_is_carried_longer() -> None:
     assert router.load(0) == 0
 
 
-def test_replicas_hear_of_each_others_bookings_as_late_as_they_are_told() -> None:
+def test_replicas_learn_each_others_bookings_as_late_as_they_are_sent() -> None:
     for delay, expected in ((0.01, {0, 1}), (1e9, {0})):
         router = CoreRouter(
             CoreSettings(replicas=2, sync_delay_s=delay), [random.Random(1), random.Random(1)]
@@ -297,7 +297,7 @@ def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, Simul
     assert sum(one.preemptions for one in cluster.outcomes) > 3
     assert sum(cluster.gaps.values()) == 40 * 29
     took_s = sum(one.finished - one.first_token for one in cluster.outcomes)
-    told_s = sum(middle_of_bin(at) * tokens for at, tokens in cluster.gaps.items())
-    assert told_s == pytest.approx(took_s, rel=0.01)
+    total_s = sum(middle_of_bin(at) * tokens for at, tokens in cluster.gaps.items())
+    assert total_s == pytest.approx(took_s, rel=0.01)
     longest_s = max(map(middle_of_bin, cluster.gaps))
     assert longest_s > 10 * took_s / (40 * 29), "somebody had to wait"

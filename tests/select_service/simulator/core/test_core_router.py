@@ -17,7 +17,7 @@ from select_service.simulator.settings import EngineSpec, FleetChange, Simulatio
 
 
 class Apart(CoreRouter):
-    """The naive twin: every replica has an index of its own, and is told every event."""
+    """The naive twin: every replica has an index of its own, and gets every event."""
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         rank = WorkerRank(worker_id, 0)

@@ -1,4 +1,5 @@
-"""Engines with memory below the device's: what is found there is loaded, and routers hear of it."""
+"""Engines with memory below the device's: what is found there is loaded, and routers get its
+events."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.select_service.simulator.core.engines import (
 )
 
 
-def told(worker: EngineWorker) -> list[tuple[type, int]]:
+def events_of(worker: EngineWorker) -> list[tuple[type, int]]:
     """What its events say, block by block."""
     return [(type(event), block) for event in worker.pool.events for block in event.blocks]
 
@@ -36,7 +36,7 @@ def test_a_stretch_is_what_its_steps_are_one_by_one(seed: int, rate: float) -> N
     assert quick.steps == slow.steps
     assert quick.busy_s == pytest.approx(slow.busy_s)
     assert quick.pool.evictions == slow.pool.evictions
-    assert told(quick) == told(slow)
+    assert events_of(quick) == events_of(slow)
     tokens = [sum(count for _, count in worker.gaps) for worker in (quick, slow)]
     assert tokens[0] == tokens[1]
 
