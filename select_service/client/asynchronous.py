@@ -98,9 +98,9 @@ class AsyncClient(Operations, AwaitedClient):
         """Wait until everything so far has been reported, however long that takes."""
         self._begin()
         if not self._session.is_settled:
-            told = asyncio.get_running_loop().create_future()
-            self._waiting.append(told)
-            await told
+            settled = asyncio.get_running_loop().create_future()
+            self._waiting.append(settled)
+            await settled
 
     async def call(
         self,
@@ -168,9 +168,9 @@ class AsyncClient(Operations, AwaitedClient):
                     alarm.cancel()
 
     def _release_waiting(self) -> None:
-        for told in self._waiting:
-            if not told.done():
-                told.set_result(None)
+        for settled in self._waiting:
+            if not settled.done():
+                settled.set_result(None)
         self._waiting.clear()
 
     async def _drive(self, run: Run[T], *, is_errand: bool = False) -> T:

@@ -139,9 +139,9 @@ def batch_body(batch: SelectBatchRequest) -> dict[str, Any]:
     Raises:
         ValueError: a token or hash is invalid.
     """
-    told: dict[str, Any] = msgspec.to_builtins(batch, builtin_types=(bytes,))
-    told["requests"] = [packed_prompt(one) for one in told["requests"]]
-    return told
+    body: dict[str, Any] = msgspec.to_builtins(batch, builtin_types=(bytes,))
+    body["requests"] = [packed_prompt(one) for one in body["requests"]]
+    return body
 
 
 def query(**parameters: object) -> str:

@@ -154,8 +154,8 @@ def _explain(client: Client, chosen: argparse.Namespace) -> None:
         _show(msgspec.to_builtins(client.decision(chosen.id)), text_output.decision, chosen)
 
 
-def _show(found: Found, told: Callable[[Found], str], chosen: argparse.Namespace) -> None:
-    print(msgspec.json.encode(found).decode() if chosen.json else told(found))
+def _show(found: Found, as_text: Callable[[Found], str], chosen: argparse.Namespace) -> None:
+    print(msgspec.json.encode(found).decode() if chosen.json else as_text(found))
 
 
 def _print(answer: object) -> None:

@@ -74,7 +74,7 @@ class ReservationHandle:
 
         Args:
             cached_tokens: how much of it the engine had cached, if it reports that; engines that
-                stream tell in their last chunk, which may come after the end as well.
+                stream report in their last chunk, which may come after the end as well.
 
         Raises:
             ForkedClient: it was booked in a process of which this one is a fork.
@@ -103,7 +103,7 @@ class ReservationHandle:
         Args:
             outcome: `completed`, `failed` (its engine raised, did not answer or could not be
                 reached) or `cancelled` (it was wanted no longer). Ranks whose reservations fail one
-                after another are passed over for a while. A `with` block tells by how it is left:
+                after another are passed over for a while. A `with` block reports by how it is left:
                 an exception means `failed`, cancellation `cancelled`; call this in the block where
                 that is wrong.
 

@@ -51,7 +51,7 @@ class Client(Operations, BlockingClient):
             ConnectionPool(self._endpoints, at) for at, _ in enumerate(self._endpoints.addresses)
         ]
         self._wake = threading.Event()
-        self._told = threading.Condition(self._lock)  # everything has been reported
+        self._settled = threading.Condition(self._lock)  # everything has been reported
         self._background: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -78,16 +78,16 @@ class Client(Operations, BlockingClient):
         try:
             self._drive(self._upkeep.farewell(monotonic()), is_errand=True)
         finally:
-            with self._told:
-                self._told.notify_all()
+            with self._settled:
+                self._settled.notify_all()
             for pool in self._pools:
                 pool.close()
 
     def flush(self) -> None:
         """Wait until everything so far has been reported, however long that takes."""
         self._begin()
-        with self._told:
-            self._told.wait_for(lambda: self._session.is_settled or self._session.is_closed)
+        with self._settled:
+            self._settled.wait_for(lambda: self._session.is_settled or self._session.is_closed)
 
     def call(
         self,
@@ -133,9 +133,9 @@ class Client(Operations, BlockingClient):
                 self._drive(self._upkeep.turn(monotonic()), is_errand=True, until_closed=True)
             except Exception:  # noqa: BLE001 - see there
                 self._stumbled()
-            with self._told:
+            with self._settled:
                 if self._session.is_settled:
-                    self._told.notify_all()
+                    self._settled.notify_all()
 
     def _drive(self, run: Run[T], *, is_errand: bool = False, until_closed: bool = False) -> T:
         """Carry out a run; a run that is dropped cleans up after itself."""

@@ -153,8 +153,8 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
                 _number(chosen.get("margin")),
             )
         )
-    told = _with_legend(_columns(_DECISIONS, rows), _DECISIONS_LEGEND)
-    return f"{told}\n`select-service explain ID` shows how a cost adds up."
+    table = _with_legend(_columns(_DECISIONS, rows), _DECISIONS_LEGEND)
+    return f"{table}\n`select-service explain ID` shows how a cost adds up."
 
 
 def decision(one: dict[str, Any]) -> str:
@@ -264,13 +264,13 @@ def _how(one: dict[str, Any]) -> str:
     if not chosen:
         return f" ({_text(refusal.get('error', refusal.get('code')))})" if refusal else ""
     how = _PICKED_BY.get(chosen["picked_by"], chosen["picked_by"])
-    told = f"; worker {chosen['worker_id']} rank {chosen['dp_rank']} {how}"
+    text = f"; worker {chosen['worker_id']} rank {chosen['dp_rank']} {how}"
     if (chosen.get("ties") or 1) > 1:
-        told += f" among {chosen['ties']} of equal cost"
+        text += f" among {chosen['ties']} of equal cost"
     if margin := chosen.get("margin"):
         side = "dearer" if margin < 0 else "cheaper"
-        told += f", {_number(abs(margin))} blocks {side} than the next best"
-    return told
+        text += f", {_number(abs(margin))} blocks {side} than the next best"
+    return text
 
 
 def _price(rank: dict[str, Any]) -> tuple[bool, float]:
@@ -289,8 +289,8 @@ def _columns(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True))
         for line in lines
     )
-    told = [line.rstrip() for line in padded]
-    return "\n".join(told if len(told) > 1 else [*told, "(none)"])
+    trimmed = [line.rstrip() for line in padded]
+    return "\n".join(trimmed if len(trimmed) > 1 else [*trimmed, "(none)"])
 
 
 def _text(value: object) -> str:

@@ -180,8 +180,8 @@ class Verbs(BaseClient):
     @Verb
     def decisions(self, limit: int = 50) -> Run[list[Decision]]:
         """GET /decisions: the last ones, newest first."""
-        told = yield from self._answered("GET", f"/decisions?limit={limit}", kind=calls.Decisions)
-        return told.decisions
+        answer = yield from self._answered("GET", f"/decisions?limit={limit}", kind=calls.Decisions)
+        return answer.decisions
 
     @Verb
     def batch(self, operations: Sequence[Operation]) -> Run[list[OperationResult]]:
@@ -191,8 +191,8 @@ class Verbs(BaseClient):
         is repeated, so report output by `total`, which may be repeated, and not by `count`.
         """
         body = msgspec.to_builtins(BatchRequest(operations=list(operations)))
-        told = yield from self._answered("POST", "/reservations/batch", body, BatchAnswer)
-        return told.results
+        answer = yield from self._answered("POST", "/reservations/batch", body, BatchAnswer)
+        return answer.results
 
     @Verb
     def select_batch(self, batch: SelectBatchRequest) -> Run[SelectBatchAnswer]:

@@ -20,7 +20,7 @@ from select_service.client.core.exchange import (
     Sleep,
     Trail,
 )
-from select_service.client.core.gateway_errors import heard
+from select_service.client.core.gateway_errors import as_received
 from select_service.client.core.problems import code_of, is_unknown_model, never_fits
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Attempts:
             send = self._send(selector, ask, until - now)
             self.stats.requests += 1
             trail.in_flight = True
-            outcome = heard((yield send))
+            outcome = as_received((yield send))
             trail.in_flight = False
             now = outcome.now
             trail.was_unsure |= outcome.failure not in _NOTHING_DONE or outcome.status == _BROKE
@@ -220,8 +220,8 @@ class Attempts:
             elif not self._options.retry_refused:
                 return outcome
             else:
-                told = outcome.retry_after_s or self._options.backoff_max_ms / 1e3
-                pause = told * (1.0 + _JITTER * self._rng.random())
+                wait_s = outcome.retry_after_s or self._options.backoff_max_ms / 1e3
+                pause = wait_s * (1.0 + _JITTER * self._rng.random())
             if now + pause >= until:
                 return outcome
             self.stats.retries += 1
@@ -244,7 +244,7 @@ class Attempts:
         return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
 
     def _between_rounds(self, number: int, outcome: ExchangeOutcome) -> float:
-        """Return the wait after a round; infinite: the refusal is told to the caller."""
+        """Return the wait after a round; infinite: the refusal is returned to the caller."""
         if outcome.retry_after_s is not None and not self._options.retry_refused:
             return math.inf
         return outcome.retry_after_s or self._backoff(number)

@@ -23,7 +23,7 @@ def is_of_service(outcome: ExchangeOutcome) -> bool:
     return bool(outcome.body) and outcome.content_type.startswith(_ITS_TYPES)
 
 
-def heard(outcome: ExchangeOutcome) -> ExchangeOutcome:
+def as_received(outcome: ExchangeOutcome) -> ExchangeOutcome:
     """Return an outcome unchanged, or as a failure if something else has answered.
 
     Refusals below 500 are kept (a gateway has limits of its own), and so is any answer that says

@@ -22,13 +22,13 @@ _GHOSTS_MAX = 1024  # per lease
 class ClientLease:
     """One lease as its owner sees it. Written by `LeaseBook` and the runs that open and renew."""
 
-    __slots__ = ("ghosts", "heard_at", "is_doubtful", "lease_id", "selector", "since", "users")
+    __slots__ = ("ghosts", "is_doubtful", "lease_id", "renewed_at", "selector", "since", "users")
 
     def __init__(self, lease_id: str, now: float) -> None:
         self.lease_id = lease_id
         self.selector: int | None = None  # where it was last confirmed; None: not open yet
         self.since = now
-        self.heard_at = now  # when it was opened or renewed
+        self.renewed_at = now  # or opened
         self.users = 0  # live bookings, and those in the making
         self.is_doubtful = False
         self.ghosts: dict[str, None] = {}  # ids that a late request may still book
@@ -99,7 +99,7 @@ class LeaseBook:
 
     def _due_at(self, lease: ClientLease, selector: int) -> float:
         """When to renew a lease; at once at a selector that has not confirmed it."""
-        return lease.heard_at + self.renew_every_s if lease.selector == selector else 0.0
+        return lease.renewed_at + self.renew_every_s if lease.selector == selector else 0.0
 
     def to_close(self) -> ClientLease | None:
         """Return an old lease without bookings."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from select_service.types import CacheThreshold
 
 _REFUSED: Final = 400
-_REASONS_SHOWN: Final = 3  # in the text; all that were told are in `details`
+_REASONS_SHOWN: Final = 3  # in the text; all that were sent are in `details`
 _OF_GATES: Final = frozenset(
     ("message", "type", "code", "error", "reason", "gate", "policy", "retry_after_s", "promised")
 )
@@ -45,7 +45,7 @@ _REMEDIES: Final = {
     "RemoteProtocolError": "What listens there is no select-service, or wants https://: --url "
     "names another.",
 }
-"""By what is in the words of a failed connection; a negative number is one of the resolver."""
+"""By what is in the text of a failed connection; a negative number is one of the resolver."""
 
 
 class ClientError(Exception):
@@ -151,9 +151,9 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
     )
     error.status, error.code = status, code
     error.decision = body.get("decision")
-    told: Any = body.get("retry_after_s", outcome.retry_after_s)
-    if isinstance(told, int | float) and not isinstance(told, bool):
-        error.retry_after_s = float(told)
+    delay_s: Any = body.get("retry_after_s", outcome.retry_after_s)
+    if isinstance(delay_s, int | float) and not isinstance(delay_s, bool):
+        error.retry_after_s = float(delay_s)
     elif never_fits(outcome):
         error.retry_after_s = math.inf
     if isinstance(error, AdmissionRefused):
@@ -170,8 +170,8 @@ def _text(body: dict[str, Any], details: object) -> str:
     if not isinstance(reasons, list) or not reasons:
         return text
     more = len(reasons) - _REASONS_SHOWN
-    told = "; ".join(map(str, reasons[:_REASONS_SHOWN]))
-    return f"{text}: {told}" + (f"; and {more} more" if more > 0 else "")
+    shown = "; ".join(map(str, reasons[:_REASONS_SHOWN]))
+    return f"{text}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
 def never_fits(outcome: ExchangeOutcome) -> bool:

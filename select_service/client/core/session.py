@@ -308,7 +308,7 @@ class ClientSession:
             outcome = yield from self.attempts.at(selector, ask, now, until, trail, attempts=1)
             now = outcome.now
             if outcome.status in (_OK, _CREATED):
-                self._heard(lease, selector, now)
+                self._note_renewed(lease, selector, now)
             elif outcome.status == _NOT_FOUND and is_new:  # a service without leases
                 self.leases.is_off, self.leases.current = True, None
             elif outcome.status == _NOT_FOUND or code_of(outcome) == _REOPENED:
@@ -329,10 +329,10 @@ class ClientSession:
         }
         return SelectorRequest("POST", "/leases", body)
 
-    def _heard(self, lease: ClientLease, selector: int, now: float) -> None:
+    def _note_renewed(self, lease: ClientLease, selector: int, now: float) -> None:
         if self.leases.knows(lease):
             lease.selector = selector
-            lease.heard_at = now
+            lease.renewed_at = now
             self.on_work()
 
     def lose(self, lease: ClientLease) -> None:
@@ -385,7 +385,7 @@ class ClientSession:
             entry = self.outbox.entry(name, now)
             entry.cached_tokens = cached_tokens
             if is_late:
-                entry.is_freed = True  # the end has been reported: a repeat of it tells
+                entry.is_freed = True  # the end has been reported: a repeat of it reports
             else:
                 entry.is_prefilled = True
 

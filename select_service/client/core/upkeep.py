@@ -129,7 +129,7 @@ class SessionUpkeep:
         self._probe_at = outcome.now + self._options.probe_s
         return outcome.now
 
-    # -- telling -------------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def _flush(self, now: float, until: float) -> Run[float]:
         session, outbox = self._session, self._session.outbox
@@ -138,7 +138,7 @@ class SessionUpkeep:
             outbox.settle()
             return now
         ask = SelectorRequest("POST", "/reservations/batch", {"operations": operations})
-        is_told = is_refused = False
+        is_reported = is_refused = False
         try:
             outcome = yield from session.attempts.anywhere(always(ask), now, until)
             now = outcome.now
@@ -146,12 +146,12 @@ class SessionUpkeep:
                 results = decode(outcome, BatchAnswer).results
                 if len(results) != len(operations):
                     raise NotAnAnswer(f"{len(operations)} operations, {len(results)} results")
-                is_told = True
+                is_reported = True
                 self._read_results(operations, results, now)
             elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
                 is_refused = True
         finally:  # also if the run is dropped half-way
-            if is_told:
+            if is_reported:
                 outbox.settle()
             elif is_refused:
                 session.stats.operations_dropped += outbox.refused(now)
@@ -191,7 +191,7 @@ class SessionUpkeep:
             now = outcome.now
             if outcome.status == _OK:
                 self._compare(under, lease, outcome)
-                lease.selector, lease.heard_at = trail.selector, now
+                lease.selector, lease.renewed_at = trail.selector, now
                 for name in lease.ghosts:
                     session.outbox.entry(name, now).is_freed = True
             elif outcome.status == _NOT_FOUND:
@@ -276,7 +276,7 @@ class SessionUpkeep:
             if lease is None or session.leases.knows(lease):
                 session.lost.pop(name, None)
             session.stats.replays += 1
-            self._tell_again(booking, outcome.now)
+            self._report_again(booking, outcome.now)
         elif outcome.failure is None and outcome.status not in _TRY_AGAIN:
             if outcome.status == _NOT_FOUND and lease is not None and self._has_ended(outcome):
                 session.lose(lease)
@@ -321,7 +321,7 @@ class SessionUpkeep:
         session.outbox.rename(name, draft.reservation_id)
         session.outbox.entry(name, now).is_freed = True  # in case it is known after all
 
-    def _tell_again(self, booking: ClientBooking, now: float) -> None:
+    def _report_again(self, booking: ClientBooking, now: float) -> None:
         if booking.output_blocks:
             entry = self._session.outbox.entry(booking.reservation_id, now)
             entry.blocks = booking.output_blocks

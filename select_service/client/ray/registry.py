@@ -77,17 +77,17 @@ class RegistryActor:
         since = self._clock() - self._silence_s
         books: tuple[dict[Any, tuple[float, Any]], ...] = (self._selectors, self._workers)
         for book in books:
-            for key in [key for key, (heard_at, _) in book.items() if heard_at < since]:
+            for key in [key for key, (noted_at, _) in book.items() if noted_at < since]:
                 del book[key]
         return Present(
-            {name: told for name, (_, told) in self._selectors.items()},
+            {name: endpoint for name, (_, endpoint) in self._selectors.items()},
             {worker_id: spec for worker_id, (_, spec) in self._workers.items()},
         )
 
-    def _note(self, book: dict[Any, tuple[float, Any]], key: object, told: object) -> None:
+    def _note(self, book: dict[Any, tuple[float, Any]], key: object, value: object) -> None:
         if key not in book and len(book) >= PRESENT_MAX:
             raise RuntimeError(f"{len(book)} are here already")
-        book[key] = (self._clock(), told)
+        book[key] = (self._clock(), value)
 
 
 class SelectorRegistry:

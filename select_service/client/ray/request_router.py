@@ -152,14 +152,14 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
             routing.taken(seen.ticket)
             if result is not None:
                 loop = asyncio.get_running_loop()
-                told = partial(_tell_loop, loop, routing, seen.ticket)  # in any thread
-                result.add_done_callback(told)
+                note = partial(_note_outcome, loop, routing, seen.ticket)  # in any thread
+                result.add_done_callback(note)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """End the booking of a completed request."""
         super().on_request_completed(replica_id, internal_request_id)
         if self._routing is not None:
-            # a turn later: how it ended is told right after this, and has to be sent along
+            # a turn later: how it ended is reported right after this, and has to be sent along
             worker_id = worker_id_of(replica_id.unique_id)
             end = self._routing.completed
             asyncio.get_running_loop().call_soon(end, internal_request_id, worker_id)
@@ -239,10 +239,10 @@ def _settled(
         routing.routed(ticket, request, worker_id_of(sent.result().replica_id.unique_id))
 
 
-def _tell_loop(
+def _note_outcome(
     loop: asyncio.AbstractEventLoop, routing: Routing, ticket: RoutedRequest, result: object
 ) -> None:
-    """Note that the replica raised, or died; of a stream Serve only tells the latter."""
+    """Note that the replica raised, or died; of a stream Serve only reports the latter."""
     if isinstance(result, TaskCancelledError):
         outcome: Outcome = "cancelled"
     elif isinstance(result, Exception):

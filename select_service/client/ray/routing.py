@@ -141,7 +141,7 @@ class Routing:
         Returns:
             The ticket, and groups of ids, best first; None if Serve has to choose.
         """
-        self._tell(call, None)  # left from a previous attempt
+        self._fill_selection(call, None)  # left from a previous attempt
         try:
             return await self._rank(call, name, worker_ids, adapter)
         except TimedOut:
@@ -179,14 +179,14 @@ class Routing:
             return None
         self._hold(ticket, booked)
         self._count("ranked")
-        self._tell(call, booked)
+        self._fill_selection(call, booked)
         return ticket, _groups(booked, worker_ids)
 
-    def _tell(self, call: PendingCall, booked: Reservation | None) -> None:
+    def _fill_selection(self, call: PendingCall, booked: Reservation | None) -> None:
         """Fill in the selection keyword if the call has it."""
         keyword = self._options.selection_keyword
         if keyword in call.kwargs:
-            call.kwargs[keyword] = None if booked is None else _told(booked)
+            call.kwargs[keyword] = None if booked is None else _selection_of(booked)
 
     async def _prompt_of(self, call: PendingCall, adapter: str) -> dict[str, Any] | None:
         found = read_prompt(call.args, call.kwargs)
@@ -264,7 +264,7 @@ class Routing:
         self._untaken.pop(ticket, None)
 
     def note_outcome(self, ticket: RoutedRequest, outcome: Outcome) -> None:
-        """Note how a request ended; Serve tells of its end without that, right before."""
+        """Note how a request ended; Serve reports its end without that, right before."""
         if ticket.reservation is not None:
             ticket.reservation.free(outcome)
 
@@ -355,7 +355,7 @@ class Routing:
         assert {ticket.name for ticket in self._tickets if ticket.has_name} <= self._names
 
 
-def _told(booked: Reservation) -> dict[str, object]:
+def _selection_of(booked: Reservation) -> dict[str, object]:
     return {
         "reservation_id": booked.reservation_id,
         "worker_id": booked.worker_id,

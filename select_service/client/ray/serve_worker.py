@@ -108,7 +108,7 @@ class ServeWorker:
         self._meeting = SelectorRegistry(namespace) if selectors is None else None
         self._registrars = [AsyncClient(one, options=self._options) for one in (selectors or ())]
         self._prefilled: dict[str, int | None] = {}
-        self._has_news = asyncio.Event()
+        self._has_reports = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._show = _shown_by_ray(self.replica.deployment)
         self.failures = 0  # failed attempts to register or to report
@@ -130,7 +130,7 @@ class ServeWorker:
         """Register, and keep doing so. Selectors that are down learn of it once they are back."""
         await self._register()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(one()) for one in (self._stay, self._tell)]
+        self._tasks = [loop.create_task(one()) for one in (self._stay, self._report_all)]
 
     async def aclose(self) -> None:
         """Remove it from the catalogs. Idempotent."""
@@ -156,7 +156,7 @@ class ServeWorker:
         Args:
             cached_tokens: how much of the prompt the engine had cached, if it reports that.
             reservation_id: of the request; default: that of the running one (several calls on
-                behalf of one request must be told apart: `selection_keyword` of the router).
+                behalf of one request must be distinguished: `selection_keyword` of the router).
         """
         name = reservation_id
         if name is None:
@@ -168,7 +168,7 @@ class ServeWorker:
             del self._prefilled[next(iter(self._prefilled))]
             self._left_out(1)
         self._prefilled[name] = cached_tokens
-        self._has_news.set()
+        self._has_reports.set()
 
     # -- behind ------------------------------------------------------------------------------------
 
@@ -195,22 +195,22 @@ class ServeWorker:
                 _log.warning("worker %d is not registered: %r", self.worker_id, error)
             self._failed()
 
-    async def _tell(self) -> None:
+    async def _report_all(self) -> None:
         client_pool = client_pool_for(self._selectors, self._namespace, self._options)
         while True:
-            await self._has_news.wait()
+            await self._has_reports.wait()
             await asyncio.sleep(_GATHER_S)
-            self._has_news.clear()
+            self._has_reports.clear()
             said, self._prefilled = self._prefilled, {}
             names = list(said)
             for at in range(0, len(names), _TOLD_MAX):
                 part = {name: said[name] for name in names[at : at + _TOLD_MAX]}
-                self._left_out(len(await self._told(client_pool.client, part)))
+                self._left_out(len(await self._report(client_pool.client, part)))
 
-    async def _told(
+    async def _report(
         self, client: AsyncClient | None, said: dict[str, int | None]
     ) -> dict[str, int | None]:
-        """Report, and return what no selector knew; what has ended was heard all the same."""
+        """Report, and return what no selector knew; what has ended was received all the same."""
         for tries in range(_TRIES):
             if client is None:
                 break
@@ -256,7 +256,7 @@ def _shown_by_ray(deployment: str) -> Callable[[str, int], None]:
 
     counter = Counter(
         "select_service_worker_troubles",
-        "failed: attempts to register or to tell; not_told: prompts that could not be reported.",
+        "failed: attempts to register or to report; not_told: prompts that could not be reported.",
         ("deployment", "what"),
     )
     counter.set_default_tags({"deployment": deployment})

@@ -35,9 +35,9 @@ def selection(dp_rank: int, ranks: list[int]) -> dict[str, object]:
 )
 def test_the_rank_is_named(dp_rank: int, ranks: list[int], header: str | None) -> None:
     expected = {} if header is None else {"X-data-parallel-rank": header}
-    told = selection(dp_rank, ranks)
-    assert rank_headers(msgspec.convert(told, Selection)) == expected
-    assert rank_headers(msgspec.convert(told, PairLeg)) == expected
+    chosen = selection(dp_rank, ranks)
+    assert rank_headers(msgspec.convert(chosen, Selection)) == expected
+    assert rank_headers(msgspec.convert(chosen, PairLeg)) == expected
     reservation = Reservation.__new__(Reservation)
-    reservation._booking = SimpleNamespace(selection=msgspec.convert(told, Selection))  # type: ignore[assignment]
+    reservation._booking = SimpleNamespace(selection=msgspec.convert(chosen, Selection))  # type: ignore[assignment]
     assert reservation.headers == expected

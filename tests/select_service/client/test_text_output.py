@@ -1,4 +1,4 @@
-"""Answers as text: a decision says in words why its rank was chosen."""
+"""Answers as text: a decision explains why its rank was chosen."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from select_service.types.decisions import DecisionWeights
 )
 def test_why_a_rank_was_chosen(picked: dict[str, Any], why: str) -> None:
     one = {"decision_id": "d", "route": "select", "outcome": "placed"}
-    told = text_output.decision(one | {"chosen": {"worker_id": 7, "dp_rank": 0} | picked})
-    assert told.splitlines()[0] == f"d: placed on select; worker 7 rank 0 {why}"
+    text = text_output.decision(one | {"chosen": {"worker_id": 7, "dp_rank": 0} | picked})
+    assert text.splitlines()[0] == f"d: placed on select; worker 7 rank 0 {why}"
 
 
 RANK: dict[str, Any] = {
@@ -43,7 +43,7 @@ RANK: dict[str, Any] = {
 WEIGHTS: dict[str, Any] = {"prefill_load_scale": 1.0, "context_load_scale": 0.0, "delay_weight": 0}
 
 
-def told(weights: dict[str, Any], **rank: Any) -> tuple[dict[str, str], str]:
+def explained(weights: dict[str, Any], **rank: Any) -> tuple[dict[str, str], str]:
     """A decision's only row by column, and the text below."""
     one = {"decision_id": "d", "route": "select", "outcome": "placed", "weights": WEIGHTS | weights}
     text = text_output.decision(one | {"candidates": [RANK | rank]})
@@ -53,7 +53,7 @@ def told(weights: dict[str, Any], **rank: Any) -> tuple[dict[str, str], str]:
 
 
 def test_what_adds_nothing_to_a_cost_is_left_out() -> None:
-    row, below = told({})
+    row, below = explained({})
     assert [*row] == ["WORKER", "RANK", "COST", "PREFILL", "CREDIT", "DECODE", "CACHED", "TRUST"]
     assert "COST = prefill_load_scale * (PREFILL - CREDIT) + decode_load_scale * DECODE, " in below
     assert "\nweights that are 0 or off here: context_load_scale, delay_weight" in below
@@ -76,7 +76,7 @@ def test_what_adds_nothing_to_a_cost_is_left_out() -> None:
 def test_what_adds_to_a_cost_is_a_column_and_explained(
     weights: dict[str, Any], rank: dict[str, Any], column: str, value: str, formula: str
 ) -> None:
-    row, below = told(weights, **rank)
+    row, below = explained(weights, **rank)
     assert row[column] == value
     assert formula in below
     assert f"\n  {column.replace('_', ' ')}  " in below
@@ -84,7 +84,7 @@ def test_what_adds_to_a_cost_is_a_column_and_explained(
 
 def test_every_weight_is_explained_and_says_what_sets_it() -> None:
     assert [*WEIGHT_SETTINGS] == [*DecisionWeights.__struct_fields__]
-    _, below = told(dict.fromkeys(WEIGHT_SETTINGS, 0.5))
+    _, below = explained(dict.fromkeys(WEIGHT_SETTINGS, 0.5))
     for name, setting in WEIGHT_SETTINGS.items():
         assert re.search(rf"^  {name} 0\.5 +[A-Z0].*\w", below, re.MULTILINE), name
         assert re.search(rf"\({setting}( [x/] [^.]+)?\)\.", " ".join(below.split())), name

@@ -90,7 +90,7 @@ def embedded() -> str:
         given += [f"{name}={name}" for name in asked]
         lines += [
             "    @operation",
-            f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
+            f"    async def {route.name}({', '.join(taken)}) -> {_answer_type(route)}:",
             _doc(route, f"{route.summary}\n\n{_said(route)}."),
             f"        return self.driver.{route.name}({', '.join(given)})\n",
         ]
@@ -121,9 +121,9 @@ def client() -> str:
             text = f"{_said(route)}.\n\n{route.summary}"
         lines += [
             "    @Verb",
-            f"    def {route.name}({', '.join(taken)}) -> Run[{_told(route)}]:",
+            f"    def {route.name}({', '.join(taken)}) -> Run[{_answer_type(route)}]:",
             _doc(route, text),
-            f"        return self._answered({sent}, kind={_told(route)})\n",
+            f"        return self._answered({sent}, kind={_answer_type(route)})\n",
         ]
     return _formatted("\n".join(lines))
 
@@ -153,7 +153,7 @@ def _imports(written: type) -> Iterator[str]:
                 yield f"from {kind.__module__} import {kind.__name__}"
 
 
-def _told(route: Route[Handler]) -> str:
+def _answer_type(route: Route[Handler]) -> str:
     assert route.calls is not None
     return str(route.calls.__annotations__["return"])
 

@@ -208,12 +208,12 @@ class Network:
         self.is_dead = [False] * len(services)
         self.late: list[tuple[FakeService, Send]] = []
         self.under_way: Send | None = None  # whose fate is asked for
-        self.tell: Callable[[str], object] = lambda _: None
+        self.on_step: Callable[[str], object] = lambda _: None
 
     def carry(self, send: Send, now: float) -> ExchangeOutcome:
         outcome = self._carry(send, now)
         body = msgspec.msgpack.decode(send.body) if b"msgpack" in send.content_type.encode() else ""
-        self.tell(
+        self.on_step(
             f"{now:.2f} s{send.selector} {send.method} {send.path} {body!s:.90} "
             f"-> {outcome.status} {outcome.failure} at {outcome.now:.2f}"
         )

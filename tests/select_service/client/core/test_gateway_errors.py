@@ -110,7 +110,7 @@ def test_a_proxy_with_nobody_behind_it_is_no_selector(status: int, kind: str) ->
     (404, "text/html", HTML),
     (401, "application/json", b'{"code": "unauthorized"}'),
 ])  # fmt: skip
-def test_an_end_is_told_until_the_service_says_so(answer: tuple[int, str, bytes]) -> None:
+def test_an_end_is_reported_until_the_service_says_so(answer: tuple[int, str, bytes]) -> None:
     on = stage(degraded=False)
     booking = reserve(on)
     service = on.network.services[0]
@@ -139,7 +139,7 @@ def test_one_call_that_is_refused_takes_no_other_with_it() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, 0.5, decimal.Decimal(3), "3"])
-def test_what_cannot_be_told_is_refused_at_once(value: Any) -> None:
+def test_what_cannot_be_sent_is_refused_at_once(value: Any) -> None:
     on = stage()
     booking = reserve(on)
     with pytest.raises((TypeError, ValueError), match="cached_tokens"):
@@ -176,7 +176,7 @@ def test_a_time_that_is_none_is_not_read(said: object) -> None:
     assert error.code == "c"
 
 
-def test_an_internal_error_is_told_as_what_it_is() -> None:
+def test_an_internal_error_is_reported_as_what_it_is() -> None:
     body = msgspec.json.encode({"code": "internal_error", "error": "internal error"})
     error = refusal(ExchangeOutcome(0.0, 500, body, "application/json"))
     assert (type(error), error.code, str(error)) == (

@@ -63,7 +63,7 @@ def test_a_life() -> None:
     assert not book.leases
 
 
-def test_what_was_cached_may_be_told_after_the_end() -> None:
+def test_what_was_cached_may_be_reported_after_the_end() -> None:
     on = stage()
     first, second = reserve(on), reserve(on, "s")
     on.session.end(first, on.now)
@@ -75,8 +75,8 @@ def test_what_was_cached_may_be_told_after_the_end() -> None:
     on.keep_up(on.now + 1)
     batches = [one for one in on.network.services[0].asked if one.path == "/reservations/batch"]
     bodies = [msgspec.msgpack.decode(batch.body or b"") for batch in batches]
-    told = [one for body in bodies for one in body["operations"]]
-    assert told == [
+    operations = [one for body in bodies for one in body["operations"]]
+    assert operations == [
         {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 16},
         {"op": "free", "reservation_id": "r"},
         {"op": "free", "reservation_id": "s"},
@@ -200,8 +200,8 @@ def test_the_first_reasons_of_a_refusal_are_in_its_text() -> None:
     service = on.network.services[0]
     service.refuse["/select_and_reserve"] = (503, "no_schedulable_worker")
     reasons = ["a", "b", "c", "d", "e"]
-    for told, text in ((reasons, ": a; b; c; and 2 more"), (reasons[:1], ": a"), ([], "")):
-        service.details = {"reasons": told, "is_known": False}
+    for sent, text in ((reasons, ": a; b; c; and 2 more"), (reasons[:1], ": a"), ([], "")):
+        service.details = {"reasons": sent, "is_known": False}
         with pytest.raises(UnknownModel) as caught:
             reserve(on)
         assert str(caught.value) == f"no_schedulable_worker{text}"
@@ -345,7 +345,19 @@ def test_a_pair_another_selector_does_not_know_of_is_freed_where_it_is() -> None
     assert book.live.keys() == {other.reservation_id}
 
 
-ACTIONS = ("reserve", "pair", "book", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
+ACTIONS = (
+    "reserve",
+    "pair",
+    "book",
+    "report",
+    "end",
+    "drop",
+    "wait",
+    "long",
+    "kill",
+    "wake",
+    "wipe",
+)
 ELSEWHERE: dict[str, Any] = {**PROMPT, "worker_id": 2, "dp_rank": 0}
 VERBS: dict[str, Callable[[ClientSession, str, float], Any]] = {
     "reserve": lambda session, name, now: session.reserve(dict(PROMPT), name, now, 20.0),
@@ -380,7 +392,7 @@ def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
     live_through(data, count, shared, actions)
 
 
-def tell(on: Stage, booking: ClientBooking, tokens: int, *, is_end: bool) -> None:
+def report(on: Stage, booking: ClientBooking, tokens: int, *, is_end: bool) -> None:
     if is_end:
         on.session.end(booking, on.now)
     else:
@@ -390,7 +402,7 @@ def tell(on: Stage, booking: ClientBooking, tokens: int, *, is_end: bool) -> Non
 
 def live_through(data: st.DataObject, count: int, shared: bool, actions: list[str]) -> None:
     on = stage(count, shared=shared, lease_ttl_s=30.0)
-    on.network.tell = note
+    on.network.on_step = note
     note(f"{count} {shared} {actions}")
     fates = st.sampled_from(("ok", "ok", *FATES))
     on.network.fates = iter(lambda: data.draw(fates), None)
@@ -402,9 +414,9 @@ def live_through(data: st.DataObject, count: int, shared: bool, actions: list[st
             begun.append(on.start(run, held.append, _expected))
         elif action == "drop" and begun:
             on.drop(begun.pop(data.draw(st.integers(0, len(begun) - 1))))
-        elif action in {"tell", "end"} and held:
+        elif action in {"report", "end"} and held:
             booking = held[data.draw(st.integers(0, len(held) - 1))]
-            tell(on, booking, data.draw(st.integers(0, 40)), is_end=action == "end")
+            report(on, booking, data.draw(st.integers(0, 40)), is_end=action == "end")
         elif action == "kill":
             on.network.is_dead[data.draw(st.integers(0, count - 1))] = True
         elif action == "wake":

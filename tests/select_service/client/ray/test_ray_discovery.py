@@ -70,12 +70,12 @@ async def test_others_are_followed_and_oneself_is_not() -> None:
 
 
 async def test_changes_of_the_catalog_are_passed_on() -> None:
-    heard: list[httpx.Request] = []
+    received: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.host == "deaf":
             raise httpx.ConnectError("nobody there")
-        heard.append(request)
+        received.append(request)
         return httpx.Response(201)
 
     place = Place()
@@ -87,7 +87,7 @@ async def test_changes_of_the_catalog_are_passed_on() -> None:
         "headers": [(b"authorization", b"Bearer t"), (b"host", b"proxy")],
     }
     await company.pass_on(scope, b'{"reason": "a fan"}')
-    (request,) = heard
+    (request,) = received
     assert (request.method, str(request.url)) == ("DELETE", "http://other/workers/7%2F")
     assert request.headers["authorization"] == "Bearer t"
     assert request.headers["host"] == "other"

@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_everybody_hears_of_everybody() -> None:
+def test_every_selector_learns_of_every_other() -> None:
     point = RegistryActor()
     point.selector("a", "http://a", "tcp://a")
     present = point.worker({"worker_id": 2**64 - 1, "block_size": 16})

@@ -50,7 +50,7 @@ class Booked:
 
 
 class Pretender:
-    """A client that chooses the first worker it may, or fails as it is told to."""
+    """A client that chooses the first worker it may, or fails as it is set to."""
 
     degraded = False
 
@@ -150,8 +150,8 @@ async def test_the_keyword_is_filled_where_there_is_room(
     call = Call(token_ids=TOKENS, selection=None)
     found = await routing.rank(call, "n", [5])
     assert found is not None
-    told = {"reservation_id": "n", "worker_id": 5, "dp_rank": 0, "cached_tokens": 0}
-    assert call.kwargs["selection"] == told
+    filled = {"reservation_id": "n", "worker_id": 5, "dp_rank": 0, "cached_tokens": 0}
+    assert call.kwargs["selection"] == filled
     routing.drop(found[0])
     client.failures.append(Unreachable())
     assert await routing.rank(call, "n", [5]) is None

@@ -1,4 +1,4 @@
-"""A replica registers, tells when prompts are computed, and takes itself out of the catalog."""
+"""A replica registers, reports when prompts are computed, and takes itself out of the catalog."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_life(url: str) -> None:
         worker.prefill_complete(reservation_id=other.reservation_id)
         await _until_computed(client)
         await client.call("DELETE", f"/reservations/{name}")
-        unknown = await worker._told(client, {name: 16, "nobody's": 16})
+        unknown = await worker._report(client, {name: 16, "nobody's": 16})
         assert unknown == {"nobody's": 16}, "of what has ended no repeat is needed"
     async with AsyncClient(url) as client:
         assert await client.workers() == []
