@@ -140,15 +140,15 @@ _IGNORED: Final = frozenset({"advisory"})
 
 def worker_dict(record: WorkerRecord) -> Dictionary:
     """Return a worker's record; endpoints are by number of the rank."""
-    told: Dictionary = {}
+    fields: Dictionary = {}
     for member, value in msgspec.to_builtins(record).items():
         if member == "tenant_id":
-            told["routing_group"] = value
+            fields["routing_group"] = value
         elif member == "kv_events_endpoints":
-            told[member] = {int(rank): endpoint for rank, endpoint in value.items()}
+            fields[member] = {int(rank): endpoint for rank, endpoint in value.items()}
         elif member in _WORKER_MEMBERS:
-            told[member] = value
-    return told
+            fields[member] = value
+    return fields
 
 
 def ready_dict(ready: Ready, *, is_shut_down: bool) -> Dictionary:
@@ -165,20 +165,20 @@ def selection_dict(answer: Answer) -> Dictionary:
 
     `potential_decode_blocks` counts the prompt's last block even if it is not full.
     """
-    told: Dictionary = msgspec.to_builtins(answer)
+    fields: Dictionary = msgspec.to_builtins(answer)
     if not isinstance(answer, Selection):
-        return told
-    name = told.pop("reservation_id", told.pop("selection_id", None))
+        return fields
+    name = fields.pop("reservation_id", fields.pop("selection_id", None))
     first = {} if name is None else {"selection_id": name}
     for member in ("sequence_hashes", "isl_tokens", "track_prefill_tokens"):
-        if member in told:
-            first[member] = told.pop(member)
+        if member in fields:
+            first[member] = fields.pop(member)
     if "sequence_hashes" in first:
         blocks = -(-first["isl_tokens"] // answer.block_size)
-        told["potential_decode_blocks"] += blocks - len(first["sequence_hashes"])
-    first["model_name"] = told.pop("model_name")
-    first["routing_group"] = told.pop("tenant_id")
-    return first | told
+        fields["potential_decode_blocks"] += blocks - len(first["sequence_hashes"])
+    first["model_name"] = fields.pop("model_name")
+    first["routing_group"] = fields.pop("tenant_id")
+    return first | fields
 
 
 def begun_blocks(request: SelectRequest, block_size: int) -> int:
@@ -197,21 +197,21 @@ def begun_blocks(request: SelectRequest, block_size: int) -> int:
 
 def reservation_dict(answer: ReservationAnswer) -> Dictionary:
     """Return what was booked where."""
-    told: Dictionary = msgspec.to_builtins(answer)
-    name, model, group = (told.pop(one) for one in ("reservation_id", "model_name", "tenant_id"))
-    return {"selection_id": name, "model_name": model, "routing_group": group, **told}
+    fields: Dictionary = msgspec.to_builtins(answer)
+    name, model, group = (fields.pop(one) for one in ("reservation_id", "model_name", "tenant_id"))
+    return {"selection_id": name, "model_name": model, "routing_group": group, **fields}
 
 
 def loads_dict(scope: ScopeLoads) -> Dictionary:
     """Return the load of a model's ranks."""
-    told: Dictionary = msgspec.to_builtins(scope)
-    model, group = told.pop("model_name"), told.pop("tenant_id")
-    return {"model_name": model, "routing_group": group, **told}
+    fields: Dictionary = msgspec.to_builtins(scope)
+    model, group = fields.pop("model_name"), fields.pop("tenant_id")
+    return {"model_name": model, "routing_group": group, **fields}
 
 
 def overlap_dict(scores: OverlapScores) -> Dictionary:
     """Return what every rank has of a prompt."""
-    told: Dictionary = msgspec.to_builtins(scores)
-    for row in told["workers"]:
+    fields: Dictionary = msgspec.to_builtins(scores)
+    for row in fields["workers"]:
         del row["router_credit_blocks"]  # gone since 1.6
-    return told
+    return fields

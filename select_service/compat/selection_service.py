@@ -160,12 +160,12 @@ class SelectionService:
 
         async def choose() -> Dictionary:
             answer = await self._driver.select(asked)
-            told = selection_dict(answer)
-            if "worker_id" in told:
-                told |= self._outlook(asked, told, is_advisory=is_advisory)
+            selection = selection_dict(answer)
+            if "worker_id" in selection:
+                selection |= self._outlook(asked, selection, is_advisory=is_advisory)
                 if asked.selection_id is not None:
-                    self._cache.keep(self._booking(asked, told), time.monotonic())
-            return told
+                    self._cache.keep(self._booking(asked, selection), time.monotonic())
+            return selection
 
         return self._run(choose, is_new=True)
 
@@ -254,8 +254,8 @@ class SelectionService:
 
         async def collect() -> Dictionary:
             pieces = [piece async for piece in self._driver.dump()]
-            told: Dictionary = msgspec.json.decode(b"".join(pieces))
-            return told
+            snapshot: Dictionary = msgspec.json.decode(b"".join(pieces))
+            return snapshot
 
         return self._run(collect)
 
@@ -346,7 +346,7 @@ class SelectionService:
 
     # -- pending selections ----------------------------------------------------------------------
 
-    def _booking(self, asked: SelectRequest, told: Dictionary) -> ReservationRequest:
+    def _booking(self, asked: SelectRequest, selection: Dictionary) -> ReservationRequest:
         """Return what reserves a selection later."""
         prompt = {name: getattr(asked, name) for name in PromptFields.__struct_fields__}
         override = asked.router_config_override
@@ -356,10 +356,10 @@ class SelectionService:
         assert asked.selection_id is not None
         return ReservationRequest(
             reservation_id=asked.selection_id,
-            worker_id=told["worker_id"],
-            dp_rank=told["dp_rank"],
+            worker_id=selection["worker_id"],
+            dp_rank=selection["dp_rank"],
             expected_output_tokens=asked.expected_output_tokens,
-            effective_prefill_tokens=told["effective_prefill_tokens"] if tracks else 0,
+            effective_prefill_tokens=selection["effective_prefill_tokens"] if tracks else 0,
             **prompt,
         )
 
@@ -376,15 +376,17 @@ class SelectionService:
             )
         return found
 
-    def _outlook(self, asked: SelectRequest, told: Dictionary, *, is_advisory: bool) -> Dictionary:
+    def _outlook(
+        self, asked: SelectRequest, selection: Dictionary, *, is_advisory: bool
+    ) -> Dictionary:
         """Return what the chosen rank would carry, and on request what it carries now."""
         prompt = {name: getattr(asked, name) for name in PromptFields.__struct_fields__}
         rows = self._driver.potential_loads(PotentialLoadsRequest(**prompt))
-        place = told["worker_id"], told["dp_rank"]
+        place = selection["worker_id"], selection["dp_rank"]
         more: Dictionary = {}
         for row in rows:
             if (row.worker_id, row.dp_rank) == place:
-                begun = begun_blocks(asked, told["block_size"])
+                begun = begun_blocks(asked, selection["block_size"])
                 more["potential_decode_blocks"] = row.potential_decode_blocks + begun
         if is_advisory:
             (scope,) = self._driver.loads(asked.scope.model_name, asked.scope.tenant_id)
@@ -392,7 +394,7 @@ class SelectionService:
             (most,) = (
                 one.max_num_batched_tokens
                 for one in self._driver.workers(*asked.scope)
-                if one.worker_id == told["worker_id"]
+                if one.worker_id == selection["worker_id"]
             )
             more["worker_load"] = {
                 "active_prefill_tokens": busy.potential_prefill_tokens,

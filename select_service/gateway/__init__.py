@@ -2,7 +2,7 @@
 
 `Gateway` reads a body, has its prompt tokenized (by an engine, or by `HuggingFaceTokenizer`),
 reserves a worker with the SDK, forwards the request, and reports prefill, output and end. It runs
-in the gateway's process: the service itself forwards nothing. deploy/docs/gateways.md tells how it
+in the gateway's process: the service itself forwards nothing. deploy/docs/gateways.md shows how it
 treats each kind of request; `examples/gateway` is a server made of it.
 """
 

@@ -1,6 +1,6 @@
 """One request at the worker that is reserved for it, from its first byte to its end.
 
-What comes is passed on as it comes; the service hears of the first bytes, of output as it fills
+What comes is passed on as it comes; the service learns of the first bytes, of output as it fills
 blocks, of what the engine had cached, and of the end, whatever causes it.
 """
 
@@ -52,9 +52,9 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-# Reads what an engine's answer tells on its way to the client: output, cached tokens, errors. Pure.
-# A stream of server-sent events is cut into whole events, which are passed on as they came; an
-# event that tells the usage to us alone is left out. Any other answer passes unchanged.
+# Reads what an engine's answer reports on its way to the client: output, cached tokens, errors.
+# Pure. A stream of server-sent events is cut into whole events, which are passed on as they came;
+# an event that shows the usage to us alone is left out. Any other answer passes unchanged.
 
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DONE: Final = b"[DONE]"
@@ -87,8 +87,8 @@ class UsageReader:
 
     Attributes:
         output_tokens: Of the answer so far: as the engine counts, or one for each event.
-        cached_tokens: Of the prompt, as the engine has found them; None: it does not tell.
-        has_failed: The engine told an error, and not that the request is at fault.
+        cached_tokens: Of the prompt, as the engine has found them; None: it does not report it.
+        has_failed: The engine reported an error, and not that the request is at fault.
     """
 
     def __init__(self, *, is_stream: bool, drops_usage: bool, bytes_max: int) -> None:
@@ -141,7 +141,7 @@ class UsageReader:
         return b""
 
     def _passes(self, event: bytes) -> bool:
-        """Read an event; tell whether it goes to the client."""
+        """Read an event; return whether it goes to the client."""
         data = b"".join(
             line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")
         )
@@ -150,26 +150,26 @@ class UsageReader:
         if b'"usage"' not in data and b'"error"' not in data:  # almost all
             self.output_tokens += 1
             return True
-        told = self._read(data)
-        if told is None or told.usage is None:
+        answer = self._read(data)
+        if answer is None or answer.usage is None:
             self.output_tokens += 1
             return True
-        return not (self._drops_usage and told.choices == [])
+        return not (self._drops_usage and answer.choices == [])
 
     def _read(self, data: bytes) -> _Answer | None:
         try:
-            told = _ANSWERS.decode(data)
+            answer = _ANSWERS.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        self.has_failed |= told.error is not None and not _is_refusal(told.error)
-        usage = told.usage
+        self.has_failed |= answer.error is not None and not _is_refusal(answer.error)
+        usage = answer.usage
         if usage is not None:
             if usage.completion_tokens is not None:
                 self.output_tokens = max(self.output_tokens, usage.completion_tokens)
             details = usage.prompt_tokens_details
             if details is not None and details.cached_tokens is not None:
                 self.cached_tokens = max(0, details.cached_tokens)
-        return told
+        return answer
 
 
 def _is_refusal(error: _Error | str) -> bool:
@@ -214,7 +214,7 @@ class EngineExchange:
         self._reader = reader
         self._traffic = traffic
         self._has_tokens = has_tokens  # else nothing was predicted that could be compared
-        self._told = 0  # output tokens
+        self._reported = 0  # output tokens
         self._is_over = False
 
     @classmethod
@@ -287,8 +287,8 @@ class EngineExchange:
             failure = _failed(self.response.request, error)
             if not self.response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise failure from error  # the client sees a connection that breaks
-            told = msgspec.json.encode(error_body(failure.status, str(failure), failure.code))
-            yield b"data: " + told + b"\n\n"
+            body = msgspec.json.encode(error_body(failure.status, str(failure), failure.code))
+            yield b"data: " + body + b"\n\n"
         finally:
             await self.aclose()
 
@@ -306,11 +306,11 @@ class EngineExchange:
         reader = self._reader
         if self.status >= _REFUSED:
             return
-        if not self._told and reader.output_tokens:
+        if not self._reported and reader.output_tokens:
             self.reservation.prefill_complete()
-        if reader.output_tokens > self._told:
-            self.reservation.output_tokens(reader.output_tokens - self._told)
-            self._told = reader.output_tokens
+        if reader.output_tokens > self._reported:
+            self.reservation.output_tokens(reader.output_tokens - self._reported)
+            self._reported = reader.output_tokens
 
     async def _end(self, outcome: Outcome) -> None:
         if self._is_over:

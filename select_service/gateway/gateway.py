@@ -105,7 +105,7 @@ class Gateway:
 
         Args:
             client: the SDK's. With `Options(retry_refused=False)` a request that the service
-                refuses for load is refused at once, and its client is told when to come again;
+                refuses for load is refused at once, and its client is shown when to come again;
                 otherwise it waits here.
             tokenizer: tokenizes here, for example a `HuggingFaceTokenizer`; default: engines are
                 asked for the tokens, at /tokenize, as vLLM has it.
@@ -302,13 +302,13 @@ class Gateway:
         if url is None or not url.host or url.scheme not in ("http", "https"):
             why = f"the endpoint {endpoint} of worker {reservation.worker_id} is no URL of HTTP"
             raise EngineFailed(why, status=503, code="endpoint_unusable")
-        told = {
+        sent = {
             **headers,
             "content-type": headers.get("content-type", "application/json"),
             "accept-encoding": "identity",
             **reservation.headers,
         }
-        return self._http.build_request("POST", url, content=body, headers=told)
+        return self._http.build_request("POST", url, content=body, headers=sent)
 
     def _with_usage(self, body: bytes) -> tuple[bytes, bool]:
         """Return the body for the engine, and whether the usage is to be kept from the client."""
@@ -320,11 +320,11 @@ class Gateway:
             if not wishes.stream or asked:
                 return body, False
             members = _MEMBERS.decode(body)
-            told = msgspec.json.decode(members.get("stream_options", Raw(b"null")))
+            options = msgspec.json.decode(members.get("stream_options", Raw(b"null")))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return body, False  # the engine judges it
         members["stream_options"] = Raw(
-            msgspec.json.encode({**(told or {}), "include_usage": True})
+            msgspec.json.encode({**(options or {}), "include_usage": True})
         )
         return msgspec.json.encode(members), True
 

@@ -93,13 +93,15 @@ class HuggingFaceTokenizer:
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as templates read it: its text in one piece, arguments as objects."""
-    told = dict(message)
-    content = told.get("content")
+    plain = dict(message)
+    content = plain.get("content")
     if isinstance(content, list):
-        told["content"] = "\n".join(one if isinstance(one, str) else one["text"] for one in content)
-    if told.get("tool_calls"):
-        told["tool_calls"] = [_called(one) for one in told["tool_calls"]]
-    return told
+        plain["content"] = "\n".join(
+            one if isinstance(one, str) else one["text"] for one in content
+        )
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_called(one) for one in plain["tool_calls"]]
+    return plain
 
 
 def _called(call: Mapping[str, Any]) -> dict[str, Any]:

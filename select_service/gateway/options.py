@@ -43,8 +43,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Workers that are tried before the first byte of an answer; 1: none after the first."""
 
     ask_usage: bool = True
-    """Ask engines to tell the usage at the end of a stream, which holds how much of the prompt was
-    cached. A client that has not asked for it does not get it."""
+    """Ask engines to report the usage at the end of a stream, which holds how much of the prompt
+    was cached. A client that has not asked for it does not get it."""
 
     adapters: dict[str, str] = {}
     """LoRA adapters by the name that requests give as `model`, with the model of their workers.

@@ -64,8 +64,8 @@ def json_response(
 ) -> GatewayResponse:
     """Return an answer with a JSON body."""
     content = msgspec.json.encode(body)
-    told = {"content-type": _JSON, "content-length": str(len(content)), **(headers or {})}
-    return GatewayResponse(status, list(told.items()), content)
+    all_headers = {"content-type": _JSON, "content-length": str(len(content)), **(headers or {})}
+    return GatewayResponse(status, list(all_headers.items()), content)
 
 
 def refusal(error: ServiceError | ClientError | EngineFailed) -> GatewayResponse:

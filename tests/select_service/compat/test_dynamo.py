@@ -42,8 +42,8 @@ def loads(service: SelectionService) -> list[int]:
     return [row[name] for name in names]
 
 
-def heard(service: SelectionService) -> int:
-    """How many other services one has heard."""
+def peers_known(service: SelectionService) -> int:
+    """How many other services one has received messages of."""
     return len(service._driver.core.replicas.publishers.views)
 
 
@@ -267,10 +267,10 @@ except ImportError:
 
 
 def test_provided_as_dynamo() -> None:
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PROVIDED], capture_output=True, text=True, check=False
     )
-    assert told.stdout == "provided\n", told.stderr
+    assert ended.stdout == "provided\n", ended.stderr
 
 
 def test_what_is_installed_comes_first(tmp_path: Any) -> None:
@@ -283,8 +283,10 @@ def test_what_is_installed_comes_first(tmp_path: Any) -> None:
         "from dynamo.llm import SelectionService\n"
         "print(SelectionService)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.stdout == "theirs\n", told.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "theirs\n", ended.stderr
 
 
 def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
@@ -296,8 +298,10 @@ def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
         "from dynamo.llm import SelectionService\n"
         "print(SelectionService.__module__)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.stdout == "select_service.compat.selection_service\n", told.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "select_service.compat.selection_service\n", ended.stderr
 
 
 @pytest.mark.parametrize(("weight", "chosen"), [("0", 1), ("1.4", 1), ("1.6", 2)])
@@ -342,7 +346,7 @@ async def test_two_stay_in_step_by_our_own_sync() -> None:
         for one in pair:
             await one.upsert_worker(WORKER)
         # what is published before somebody listens is lost: no snapshots are served here
-        await until(lambda: all(heard(one) for one in pair))
+        await until(lambda: all(peers_known(one) for one in pair))
         await first.select_and_reserve({"selection_id": "r", "token_ids": TOKENS})
         await second.create_reservation(
             {"selection_id": "s", "worker_id": 1, "token_ids": TOKENS[:32]}

@@ -28,7 +28,7 @@ TOKENS = list(range(40))
 
 @dataclass
 class ScriptedEngine:
-    """An HTTP server that says what a test tells it to."""
+    """An HTTP server that answers what a test sets."""
 
     url: str = ""
     status: int = 200
@@ -53,9 +53,9 @@ class ScriptedEngine:
                 body = await reader.readexactly(int(size.split("\r\n")[0])) if size else b""
                 path = head.split(" ")[1]
                 if path == "/tokenize":
-                    self._tell(writer, msgspec.json.encode({"tokens": TOKENS}))
+                    self._respond(writer, msgspec.json.encode({"tokens": TOKENS}))
                 elif path == "/v1/models":
-                    self._tell(writer, msgspec.json.encode({"data": self.listed}))
+                    self._respond(writer, msgspec.json.encode({"data": self.listed}))
                 else:
                     self.asked.append((path, head, msgspec.json.decode(body)))
                     await self._answer(reader, writer)
@@ -67,7 +67,7 @@ class ScriptedEngine:
         self.open.discard(writer)
 
     @staticmethod
-    def _tell(writer: asyncio.StreamWriter, body: bytes) -> None:
+    def _respond(writer: asyncio.StreamWriter, body: bytes) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -34,8 +34,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def test_an_answer_as_a_whole() -> None:
-    told = {"usage": COUNTS}
-    async with stage() as at, engine(pieces=[msgspec.json.encode(told)]) as one:
+    expected = {"usage": COUNTS}
+    async with stage() as at, engine(pieces=[msgspec.json.encode(expected)]) as one:
         at.register(1, one)
         at.store(1, TOKENS)
         answer = await at.ask(ASK | {"temperature": 0}, CHAT, authorization="Bearer t", host="h")
@@ -45,7 +45,7 @@ async def test_an_answer_as_a_whole() -> None:
         assert head.lower().count("host: ") == 1
         assert "x-data-parallel-rank" not in head
         assert at.loads() == [(1, 8, 2, 1)], "32 of 40 are taken to be cached"
-        assert msgspec.json.decode(await whole(answer)) == told
+        assert msgspec.json.decode(await whole(answer)) == expected
         await at.freed(completed=1)
         assert at.gateway.stats()["prompts"] == {"tokenized": 1}
         assert at.driver.trust().ranks[0].samples == 1, "the engine's count was compared"
@@ -99,7 +99,7 @@ async def test_another_worker_is_tried_before_the_first_byte(fault: dict[str, An
         await at.freed(failed=1, completed=at.gateway.traffic.requests)
 
 
-async def test_without_another_worker_the_failure_is_told() -> None:
+async def test_without_another_worker_the_failure_is_reported() -> None:
     async with stage() as at, engine(status=503, pieces=[b'{"error": {}}']) as one:
         at.register(1, one)
         answer = await at.ask(ASK, CHAT)
@@ -129,9 +129,9 @@ async def test_a_refusal_of_the_engine_goes_to_the_client() -> None:
 async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
     async with stage() as at, engine(head=STREAM, pieces=[WORD], breaks=True) as one:
         at.register(1, one)
-        told = await whole(await at.ask(ASK | {"stream": True}, CHAT))
-        assert told.startswith(WORD)
-        assert b'"code":"engine_failed"' in told
+        stream = await whole(await at.ask(ASK | {"stream": True}, CHAT))
+        assert stream.startswith(WORD)
+        assert b'"code":"engine_failed"' in stream
         await at.freed(failed=1)
         assert at.gateway.traffic.broken == 1
 
@@ -184,14 +184,14 @@ async def test_errors_have_the_form_of_openai(body: Any, path: str, status: int,
     async with stage(options) as at, engine() as one:
         at.register(1, one)
         answer = await at.ask(body, path)
-        told = msgspec.json.decode(await whole(answer))["error"]
-        assert (answer.status, told["code"]) == (status, code)
-        assert told["type"] == ("server_error" if status >= 500 else "invalid_request_error")
-        assert told["message"]
+        error = msgspec.json.decode(await whole(answer))["error"]
+        assert (answer.status, error["code"]) == (status, code)
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+        assert error["message"]
         assert not one.asked
 
 
-async def test_who_comes_while_all_are_busy_is_told_when_to_come_again() -> None:
+async def test_a_client_that_comes_while_all_are_busy_gets_a_retry_after() -> None:
     async with stage() as at, engine() as one:
         at.register(1, one, max_inflight=1, max_queued=0)
         first = await at.ask(ASK, CHAT)

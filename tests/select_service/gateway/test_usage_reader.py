@@ -1,4 +1,4 @@
-"""What an answer tells is read whatever its pieces are, and everything else is passed on."""
+"""What an answer reports is read whatever its pieces are, and everything else is passed on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from select_service.gateway.engine_exchange import UsageReader
 
 
-def event(**told: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+def event(**content: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
 USAGE = {"completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -54,7 +54,7 @@ def test_tokens_are_counted_as_they_come() -> None:
         one.feed(word)
         assert one.output_tokens == count
     one.feed(event(choices=[{}], usage={"completion_tokens": 30}))
-    assert one.output_tokens == 30, "the engine's own count, where it tells"
+    assert one.output_tokens == 30, "the engine's own count, where it reports it"
 
 
 @pytest.mark.parametrize(("code", "is_failure"), [(500, True), (None, True), (400, False)])

@@ -43,7 +43,7 @@ def test_a_text_is_asked_as_the_engine_wants_it(prompt: object) -> None:
 
 
 def test_a_chat_is_asked_with_all_that_changes_its_tokens() -> None:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "chat_template": "t",
@@ -53,9 +53,9 @@ def test_a_chat_is_asked_with_all_that_changes_its_tokens() -> None:
         "add_special_tokens": False,
         "model": "m",
     }
-    found = read({**told, "temperature": 1, "stream": True}, CHAT)
+    found = read({**fields, "temperature": 1, "stream": True}, CHAT)
     assert found.text is not None
-    assert msgspec.json.decode(found.text) == told
+    assert msgspec.json.decode(found.text) == fields
 
 
 @pytest.mark.parametrize(
