@@ -181,9 +181,9 @@ class DemoEngine:
     def _take_events(self) -> list[PoolEvent]:
         pool = self._worker.pool
         events, pool.events = pool.events, []
-        return [self._told(event) for event in events]
+        return [self._pool_event(event) for event in events]
 
-    def _told(self, event: kv_events.KvEvent) -> PoolEvent:
+    def _pool_event(self, event: kv_events.KvEvent) -> PoolEvent:
         if isinstance(event, kv_events.Removed):
             return RemovedBlocks(tuple(event.blocks))
         tokens = tuple(token for block in event.blocks for token in self._tokens[block][0])

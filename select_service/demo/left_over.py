@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _GREETING_WAIT_S: Final = 2.0
 _ZMTP_SIGNATURE: Final = b"\xff"
-"""What every ZMQ socket says first; on a port that was given away since, another program speaks."""
+"""What every ZMQ socket says first; on a port that was given away since, another program
+answers."""
 
 
 def engine_endpoint(worker_id: int) -> str:

@@ -57,7 +57,7 @@ class ServiceProcess:
             started = True
         except (TimeoutError, _Ended) as error:
             await self._stop()
-            raise ServiceDidNotStart(self._last_words()) from error
+            raise ServiceDidNotStart(self._last_lines()) from error
         finally:
             if not started:  # for whatever reason, including an interrupt
                 await self._stop()
@@ -94,7 +94,7 @@ class ServiceProcess:
             await self._process.wait()
             self._reading.cancel()
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         return f"the service did not start:\n{self._tail.decode(errors='replace')}"
 
 

@@ -28,16 +28,16 @@ class CanaryReport(NamedTuple):
     asked: int
     """Those behind whose endpoint an OpenAI server answers; others get no canary."""
     agree: int
-    """Those that tell of it under the names of this service."""
+    """Those that report it under the names of this service."""
     findings: list[Finding]
 
     @property
     def text(self) -> str:
         """The sentence for people."""
-        told = f"Canary prompts: {self.agree} of {self.asked} ranks tell of them as expected."
+        text = f"Canary prompts: {self.agree} of {self.asked} ranks report them as expected."
         if self.asked < self.ranks:
-            told += f" {self.ranks - self.asked} more have no OpenAI server, and were sent none."
-        return told
+            text += f" {self.ranks - self.asked} more have no OpenAI server, and were sent none."
+        return text
 
 
 async def send_canaries(
@@ -69,7 +69,7 @@ async def send_canaries(
     targets = [
         target
         for worker in workers
-        if worker.lifecycle == "schedulable" and worker.tells
+        if worker.lifecycle == "schedulable" and worker.reports_cache
         for target in targets_of(worker, worker.tenant_id)
     ]
     canaries = Canaries(look, AnyUrl(), timeout_s=timeout_s, events_s=events_s)

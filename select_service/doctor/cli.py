@@ -16,7 +16,7 @@ from select_service.canaries import CannotLook
 from select_service.client import AsyncClient
 from select_service.client.connection_flags import add_connection_flags, client_of
 from select_service.doctor.query import CannotAskError, ask
-from select_service.doctor.report import tell
+from select_service.doctor.report import format_report
 from select_service.standard_output import complain, parse_command
 from select_service.token_file import TokenUnreadable
 
@@ -43,12 +43,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    who = arguments.url if arguments.uds is None else arguments.uds
+    where = arguments.url if arguments.uds is None else arguments.uds
     try:
         answer = ask(arguments)
     except (CannotAskError, TokenUnreadable) as error:
         said = str(error)
-        complain(said if said.startswith(f"{who}: ") else f"{who}: {said}")
+        complain(said if said.startswith(f"{where}: ") else f"{where}: {said}")
         return _NO_ANSWER
     probed: CanaryReport | None = None
     found: list[Finding] = []
@@ -59,14 +59,14 @@ def _examine(arguments: argparse.Namespace) -> int:
         try:
             probed = asyncio.run(_send_canaries(arguments, answer))
         except CannotLook as error:
-            complain(f"{who}: no canary prompts were sent, which takes the scope select: {error}")
+            complain(f"{where}: no canary prompts were sent, which takes the scope select: {error}")
         if probed is not None and probed.findings:
             found += probed.findings
-            with contextlib.suppress(CannotAskError):  # it examines what the engines have told
+            with contextlib.suppress(CannotAskError):  # it examines what the engines have reported
                 answer = ask(arguments)
     findings = [*(answer.findings or []), *found]
     if arguments.json:
-        told = {
+        report = {
             "ready": answer.ready,
             "waiting_for": answer.waiting_for,
             "findings": findings,
@@ -74,12 +74,16 @@ def _examine(arguments: argparse.Namespace) -> int:
             "suspected": answer.suspected,
         }
         if probed is not None:
-            told["canaries"] = {"ranks": probed.ranks, "asked": probed.asked, "agree": probed.agree}
-        print(msgspec.json.encode(told).decode())
+            report["canaries"] = {
+                "ranks": probed.ranks,
+                "asked": probed.asked,
+                "agree": probed.agree,
+            }
+        print(msgspec.json.encode(report).decode())
     else:
         width = min(shutil.get_terminal_size().columns, _WIDEST)
         line = "" if probed is None else probed.text
-        print(tell(who, answer, findings, width, line), end="")
+        print(format_report(where, answer, findings, width, line), end="")
     is_ill = any(finding.severity != "info" for finding in findings)
     return _ILL if is_ill else _HEALTHY
 
@@ -110,6 +114,6 @@ def add_commands(commands: Commands) -> None:
         "--probe",
         action="store_true",
         help="Also look whether the ports of all workers can be reached from here, and whether "
-        "engines tell of a prompt as the service expects: each is sent up to four short prompts "
+        "engines report a prompt as the service expects: each is sent up to four short prompts "
         "of made-up tokens, for one token of output.",
     )

@@ -49,8 +49,8 @@ class ReachableWorker(Struct, frozen=True):
     kv_events: str | None = None
 
     @property
-    def tells(self) -> bool:
-        """Whether its engine tells of its cache."""
+    def reports_cache(self) -> bool:
+        """Whether its engine reports its cache."""
         has_events = bool(self.kv_events_endpoint or self.kv_events_endpoints)
         return has_events and self.kv_events in (None, "engine")
 
@@ -98,5 +98,5 @@ def _asked(client: Client) -> Answer:
     except ClientError as error:
         raise CannotAskError(str(error)) from error
     if answer.findings is UNSET:
-        raise CannotAskError("the service tells no findings: it is older than this command")
+        raise CannotAskError("the service reports no findings: it is older than this command")
     return answer

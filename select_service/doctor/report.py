@@ -28,19 +28,19 @@ _NAMES: Final = (
 )
 
 
-def tell(
-    who: str, answer: Answer, findings: Sequence[Finding], width: int, probed: str = ""
+def format_report(
+    where: str, answer: Answer, findings: Sequence[Finding], width: int, probed: str = ""
 ) -> str:
     """Return the whole report, in lines of about `width` characters; `probed` is a line of it."""
-    return "\n".join(_lines(who, answer, findings, width, probed)) + "\n"
+    return "\n".join(_lines(where, answer, findings, width, probed)) + "\n"
 
 
 def _lines(
-    who: str, answer: Answer, findings: Sequence[Finding], width: int, probed: str
+    where: str, answer: Answer, findings: Sequence[Finding], width: int, probed: str
 ) -> Iterator[str]:
     state = "ready" if answer.ready else f"not ready, waiting for {', '.join(answer.waiting_for)}"
     workers = f"{answer.schedulable_workers} of {len(answer.workers)} workers schedulable"
-    yield f"{who}: {state}; {workers}"
+    yield f"{where}: {state}; {workers}"
     if probed:
         yield probed
     if not findings:

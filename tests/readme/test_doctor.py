@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from select_service.core.diagnostics.causes import SALT_MISMATCH
 from select_service.doctor.query import Answer, ReachableWorker
-from select_service.doctor.report import tell
+from select_service.doctor.report import format_report
 from select_service.types.doctor import Finding, Subject
 from tests.readme import document
 
@@ -23,7 +23,7 @@ def printed() -> str:
     answer = Answer(
         ready=True, schedulable_workers=2, workers=[ReachableWorker(1), ReachableWorker(2)]
     )
-    return COMMAND + tell("http://localhost:8092", answer, [finding], WIDTH)
+    return COMMAND + format_report("http://localhost:8092", answer, [finding], WIDTH)
 
 
 def test_the_report_shown() -> None:

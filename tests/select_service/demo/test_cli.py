@@ -59,8 +59,8 @@ def test_it_shows_the_token_that_a_service_asks_for(
         assert main(flags) == 1
         assert "--token-file" in capsys.readouterr().err
         main([*flags, "--token-file", str(tokens)])
-        told = capsys.readouterr()  # how well hits were foretold depends on how busy we are
-        assert ("back to zero" in told.out, told.err) == (True, ""), told
+        output = capsys.readouterr()  # how well hits were foretold depends on how busy we are
+        assert ("back to zero" in output.out, output.err) == (True, ""), output
     assert main([*flags, "--token-file", str(tmp_path / "nowhere")]) == 1
     assert "nowhere: No such file" in capsys.readouterr().err
 
@@ -79,9 +79,9 @@ def test_an_address_that_cannot_be_asked_is_a_usage_error(
     with pytest.raises(SystemExit) as caught:
         main(["demo", "--url", url])
     assert caught.value.code == 2
-    told = capsys.readouterr().err
-    assert "--url" in told
-    assert "secret" not in told
+    errors = capsys.readouterr().err
+    assert "--url" in errors
+    assert "secret" not in errors
 
 
 def test_without_its_extra_it_names_what_is_missing(
@@ -170,12 +170,12 @@ def test_a_demo_takes_out_what_a_killed_one_left_and_starts_beside_no_other(tmp_
             assert "another demo runs at this service" in said
             killed.kill()
         with _demo(*flags, "--requests", "10", "--restart-every", "0") as third:
-            told, said = third.communicate(timeout=PATIENCE_S)
+            output, said = third.communicate(timeout=PATIENCE_S)
         assert "killed left there: 990001, 990002" in said
-        assert "load           back to zero" in told, told
+        assert "load           back to zero" in output, output
 
 
-def test_a_service_that_cannot_start_shows_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_cannot_start_shows_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_process, "_COMMAND", ("-c", "raise SystemExit('no luck')"))
 
     async def start() -> None:

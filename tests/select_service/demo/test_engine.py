@@ -56,7 +56,7 @@ def test_what_can_never_fit_is_refused_and_the_next_goes_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_its_events_tell_what_it_holds(seed: int) -> None:
+def test_its_events_show_what_it_holds(seed: int) -> None:
     """Whoever follows them knows, for every prompt, as much as the engine."""
     rng = random.Random(seed)
     engine = DemoEngine(24, 4, StepLimits(16, 2, 4), hash_seed=seed)

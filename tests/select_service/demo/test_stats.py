@@ -32,7 +32,7 @@ GOOD = Summary(
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "text"),
     [
         ({"load_left": "worker 1 1 requests"}, "load did not return to zero"),
         ({"failed": 2, "first_failure": "no luck"}, "2 requests were not served: no luck"),
@@ -40,10 +40,10 @@ GOOD = Summary(
         ({"audit_wrong": 3}, "wrong in 3 of 40 checks"),
     ],
 )
-def test_every_fault_is_named(fault: dict[str, object], words: str) -> None:
+def test_every_fault_is_named(fault: dict[str, object], text: str) -> None:
     summary = replace(GOOD, **fault)  # type: ignore[arg-type]
     (problem,) = summary.problems()
-    assert words in problem
+    assert text in problem
     assert problem in summary.lines()[-1]
 
 

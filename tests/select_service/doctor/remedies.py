@@ -11,7 +11,7 @@ from tests.select_service.doctor.ward import Ward
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Found = Callable[..., Awaitable[None]]
-"""Asserts that the fault is found, alone, with some words and about some subject."""
+"""Asserts that the fault is found, alone, with some text and about some subject."""
 Scenario = Callable[[Ward, Found], Awaitable[None]]
 
 

@@ -211,7 +211,7 @@ async def _(ward: Ward, found: Found) -> None:
     engine = await _joined_late(ward, found, replay=False)
     await ward.hire(engine)
     engine.compute(prompt(99))
-    await ward.heard(engine)
+    await ward.received(engine)
     await converse(ward, {1: engine}, plainly, first=0)
 
 
@@ -219,7 +219,7 @@ async def _(ward: Ward, found: Found) -> None:
 async def _(ward: Ward, found: Found) -> None:
     """Or reset the engine's prefix cache once."""
     engine = await _joined_late(ward, found, replay=False)
-    engine.tell([{"type": "AllBlocksCleared"}])
+    engine.send([{"type": "AllBlocksCleared"}])
     engine.held.clear()
     await converse(ward, {1: engine}, plainly, first=0)
 
@@ -246,7 +246,7 @@ async def _(ward: Ward, found: Found) -> None:
         await ward.until(lambda: recovery.outcome == "recovered")
         await ward.hire(engine, replay=False)
         engine.compute(prompt(99))
-        await ward.heard(engine)
+        await ward.received(engine)
         await converse(ward, {1: engine}, plainly, first=0)
 
 
@@ -254,7 +254,7 @@ async def _run_prompt(ward: Ward, tokens: Sequence[int], cached_tokens: int, tim
     """Run a prompt some times; the engine says what it found of it."""
     for _ in range(times):
         ward.reported += 1
-        name = f"told{ward.reported}"
+        name = f"reported{ward.reported}"
         body = {"reservation_id": name, "token_ids": tokens}
         await ward.service.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
         ward.service.prefill_complete(name, cached_tokens)
@@ -267,7 +267,7 @@ async def _(ward: Ward, found: Found) -> None:
     engine = ward.engine()
     await ward.hire(engine)
     engine.compute(prompt(1))
-    await ward.heard(engine)
+    await ward.received(engine)
     await _run_prompt(ward, prompt(1), 3 * BLOCK, 4)
     assert await ward.codes() == []
     await _run_prompt(ward, prompt(1), 0, 30)
@@ -282,7 +282,7 @@ async def _(ward: Ward, found: Found) -> None:
     await ward.hire(engine, replay=False)
     for number in (1, 2):
         engine.compute(prompt(number))
-    await ward.heard(engine)
+    await ward.received(engine)
     await _run_prompt(ward, prompt(1), 3 * BLOCK, 4)
     await ward.codes()
     names = [engine.held.pop(key) for key in [*engine.held] if key[0][0] == prompt(1)[0]]
@@ -291,7 +291,7 @@ async def _(ward: Ward, found: Found) -> None:
     await found()
     await ward.hire(engine)
     engine.compute(prompt(3))
-    await ward.heard(engine)
+    await ward.received(engine)
     await ward.until(lambda: not any(s.is_replaying for s in ward.streams()))
     found_now = ward.service.overlap_scores(ward.scores(prompt(1))).workers
     assert [row.device_blocks for row in found_now] == [0]

@@ -75,9 +75,9 @@ async def _(ward: Ward, found: Found) -> None:
     engine = ward.engine()
     await ward.hire(engine, 1, total_kv_blocks=4)
     tokens = prompt(1)
-    for _ in range(2):  # the second time it tells what a prompt found
-        engine.tell([stored([1, 2, 3], tokens[: 3 * BLOCK], block_size=BLOCK)])
-        await ward.heard(engine)
+    for _ in range(2):  # the second time it shows what a prompt found
+        engine.send([stored([1, 2, 3], tokens[: 3 * BLOCK], block_size=BLOCK)])
+        await ward.received(engine)
     await ward.pass_time(30)
     await found("6 blocks, 3 of them again, where it has room for 4", worker_id=1)
     await ward.hire(engine, 1, total_kv_blocks=4, kv_cache_report_mode="full")

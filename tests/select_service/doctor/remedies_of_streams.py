@@ -70,7 +70,7 @@ async def _(ward: Ward, found: Found) -> None:
 
 @remedy("no-events", streams=UNPOLLED)
 async def _(ward: Ward, found: Found) -> None:
-    """Switch on enable_kv_cache_events: the engine begins to tell."""
+    """Switch on enable_kv_cache_events: the engine begins to publish."""
     engine = ward.engine()
     await ward.hire(engine, replay=False)
     assert await ward.pass_time(60) == [], "nobody asks anything of it"
@@ -131,7 +131,7 @@ async def _(ward: Ward, found: Found) -> None:
         await ward.hire(engine, worker_id)
         for number in range(6):
             engine.compute(prompt(number))
-        await ward.heard(engine, worker_id)
+        await ward.received(engine, worker_id)
     await found("16", "32 tokens", worker_id=2, dp_rank=0)
     await ward.pass_time(200)
     await found()  # it is not forgotten for being idle
@@ -143,10 +143,10 @@ async def _(ward: Ward, found: Found) -> None:
     for worker_id, engine in engines.items():
         await ward.until(lambda: ward.is_connected(ward.streams(worker_id)[0]))
         engine.compute(prompt(40))
-        await ward.heard(engine, worker_id)
+        await ward.received(engine, worker_id)
     assert ward.service.core.reader.schedulable == 2
-    told = ward.service.overlap_scores(ward.scores(prompt(40)))
-    assert [one.device_blocks for one in told.workers] == [1, 1]
+    scores = ward.service.overlap_scores(ward.scores(prompt(40)))
+    assert [one.device_blocks for one in scores.workers] == [1, 1]
 
 
 @remedy("block-size-mismatch")
@@ -158,11 +158,11 @@ async def _(ward: Ward, found: Found) -> None:
     await ward.hire(other, 2)
     for number in range(6):
         engine.compute(prompt(number))
-    await ward.heard(engine)
+    await ward.received(engine)
     await found()
     await ward.hire(engine, block_size=32, model_name="other")
     engine.compute(prompt(40))
-    await ward.heard(engine)
+    await ward.received(engine)
 
 
 def _in_pairs(event: dict[str, Any]) -> dict[str, Any]:
@@ -180,8 +180,8 @@ async def _(ward: Ward, found: Found) -> None:
     await found()
     await ward.hire(engine, is_eagle=True)
     await serve_prompts(ward, engine, 10)
-    told = ward.service.overlap_scores(ward.scores(prompt(10)))
-    assert [one.device_blocks for one in told.workers] == [3]
+    scores = ward.service.overlap_scores(ward.scores(prompt(10)))
+    assert [one.device_blocks for one in scores.workers] == [3]
 
 
 @remedy("eagle-mismatch")
@@ -232,7 +232,7 @@ async def _(ward: Ward, found: Found) -> None:
     await ward.hire(engine)
     (stream,) = ward.streams()
     await serve_prompts(ward, engine, 0)
-    engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * 15_000]}])
+    engine.send([{"type": "BlockRemoved", "block_hashes": [b"x" * 15_000]}])
     await ward.until(lambda: has_lost(stream, 1))
     await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
     await serve_prompts(ward, engine, 10)
@@ -240,7 +240,7 @@ async def _(ward: Ward, found: Found) -> None:
     ward.service.delete_worker(1)
     ward.service.core.registry.limits.message_bytes_max = 20_000
     await ward.hire(engine)
-    engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * 15_000]}])
+    engine.send([{"type": "BlockRemoved", "block_hashes": [b"x" * 15_000]}])
     await serve_prompts(ward, engine, 20)
     (stream,) = ward.streams()
     assert not stream.tallies.bad_messages
@@ -354,7 +354,7 @@ async def serve_prompts_to(ward: Ward, engine: Engine, first: int, count: int = 
     for number in range(first, first + count):
         await ward.ask(prompt(number), allowed_worker_ids=[1])
         engine.compute(prompt(number))
-    await ward.heard(engine)
+    await ward.received(engine)
 
 
 async def _skewed(ward: Ward, found: Found, off_s: float, how: str) -> None:
@@ -374,7 +374,7 @@ for _off_s, _how in ((-500.0, "behind"), (500.0, "ahead of"), (-1e9, "behind")):
 
 
 async def _set(ward: Ward, found: Found, off_s: float, how: str) -> None:
-    """Let the host slew: it is told for as long as what depends on it may be wrong."""
+    """Let the host slew: it is reported for as long as what depends on it may be wrong."""
     ward.register(1)
     off = [0.0]
     ward.service.doctor()._wall_clock = lambda: ward.clock.wall() + off[0]

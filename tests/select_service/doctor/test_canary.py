@@ -1,4 +1,4 @@
-"""Canary prompts go through engines, and what their caches tell is compared with our names."""
+"""Canary prompts go through engines, and what their caches report is compared with our names."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ async def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         await at.client.upsert_worker(opaque)
         url = ("doctor", "--url", f"http://{HOST}:{at.port}", "--probe", "--timeout-s", "60")
         assert await asyncio.to_thread(cli.main, [*url, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["findings"] == []
-        assert told["canaries"] == {"ranks": 2, "asked": 1, "agree": 1}
+        output = json.loads(capsys.readouterr().out)
+        assert output["findings"] == []
+        assert output["canaries"] == {"ranks": 2, "asked": 1, "agree": 1}
         assert at.engines[0].requests == 3, "with tokens, with a salt, as a chat"
         at.engines[0].worker.up = False
         assert await asyncio.to_thread(cli.main, url) == 1
         out = capsys.readouterr().out
-        assert "Canary prompts: 0 of 1 ranks tell of them as expected. 1 more have no" in out
+        assert "Canary prompts: 0 of 1 ranks report them as expected. 1 more have no" in out
         assert "canary-refused" in out
         at.engines[0].worker.up = True
 

@@ -13,7 +13,7 @@ import pytest
 
 from select_service import cli
 from select_service.doctor.query import Answer
-from select_service.doctor.report import tell
+from select_service.doctor.report import format_report
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject
@@ -45,13 +45,13 @@ def url(port: int) -> tuple[str, str]:
 async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture) -> None:
     add_worker(service)
     assert await run(*url(port)) == 0
-    told = capsys.readouterr().out
-    assert "ready; 1 of 1 workers schedulable\nNo " in told
-    assert ("No problems found." in told) is ("Seen just now" not in told)
+    output = capsys.readouterr().out
+    assert "ready; 1 of 1 workers schedulable\nNo " in output
+    assert ("No problems found." in output) is ("Seen just now" not in output)
     assert await run(*url(port), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert isinstance(told.pop("suspected"), list)  # nobody publishes events here
-    assert told == {
+    output = json.loads(capsys.readouterr().out)
+    assert isinstance(output.pop("suspected"), list)  # nobody publishes events here
+    assert output == {
         "ready": True,
         "waiting_for": [],
         "findings": [],
@@ -60,7 +60,9 @@ async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture)
 
 
 @within(listening)
-async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys: Capture) -> None:
+async def test_what_may_pass_is_distinguished(
+    port: int, service: Driver, *, capsys: Capture
+) -> None:
     add_worker(service)
     service.upsert_worker(WorkerSpec(worker_id=7, endpoint="http://w7"))
     assert await run(*url(port)) == 0
@@ -78,13 +80,13 @@ async def test_findings_for_people(port: int, service: Driver, *, capsys: Captur
     await service.doctor().examine()
     later(service, 20.0)
     assert await run(*url(port)) == 1
-    told = capsys.readouterr().out
-    assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in told
-    assert "  what    block_size must be greater than 0" in told
-    assert "(for 20 s)" in told
-    assert "  why     The worker's record lacks something" in told
-    assert "  remedy  Register it again" in told
-    assert max(map(len, told.splitlines())) <= 100
+    output = capsys.readouterr().out
+    assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in output
+    assert "  what    block_size must be greater than 0" in output
+    assert "(for 20 s)" in output
+    assert "  why     The worker's record lacks something" in output
+    assert "  remedy  Register it again" in output
+    assert max(map(len, output.splitlines())) <= 100
 
 
 @within(listening)
@@ -92,8 +94,8 @@ async def test_findings_for_programs(port: int, service: Driver, *, capsys: Capt
     await service.doctor().examine()
     later(service, 70.0)
     assert await run(*url(port), "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    (finding,) = told["findings"]
+    report = json.loads(capsys.readouterr().out)
+    (finding,) = report["findings"]
     assert finding.pop("since_s") >= 70
     assert finding == {
         "code": "no-workers",
@@ -103,8 +105,8 @@ async def test_findings_for_programs(port: int, service: Driver, *, capsys: Capt
         "why": finding["why"],
         "remedy": finding["remedy"],
     }
-    assert told["ready"] is False
-    assert told["waiting_for"] == ["schedulable_worker"]
+    assert report["ready"] is False
+    assert report["waiting_for"] == ["schedulable_worker"]
 
 
 async def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
@@ -221,12 +223,12 @@ def test_names_that_a_terminal_would_obey() -> None:
     """Who may register a worker may not write to the terminals of those who ask about it."""
     subject = Subject(worker_id=1, model_name="m\x1b]0;owned\x07", endpoint="tcp://\u202eh:1")
     finding = Finding("c", "error", subject, "\x1b[2JNo problems found.", "why", "remedy", 0.0)
-    told = tell("s", Answer(ready=True, schedulable_workers=1, workers=[]), [finding], 80)
-    assert told.replace("\n", "").isprintable()
-    assert "m\\x1b]0;owned" in told
+    text = format_report("s", Answer(ready=True, schedulable_workers=1, workers=[]), [finding], 80)
+    assert text.replace("\n", "").isprintable()
+    assert "m\\x1b]0;owned" in text
 
 
-def test_findings_of_one_kind_are_told_together() -> None:
+def test_findings_of_one_kind_are_reported_together() -> None:
     """Of a thousand engines that are down cause and remedy are read once."""
     answer = Answer(ready=True, schedulable_workers=1, workers=[])
     found = [
@@ -234,11 +236,11 @@ def test_findings_of_one_kind_are_told_together() -> None:
         for n in range(200)
     ]
     other = Finding("odd", "warning", Subject(worker_id=7), "what", "why", "remedy", 0.0)
-    told = tell("s", answer, [*found[:100], other, *found[100:]], 80)
-    assert told.count("remedy  remedy") == 2
-    assert "ERROR   down  200 findings\n  what    worker 0: no 0 (for 1 min)\n" in told
-    assert "          worker 199: no 199 (for 1 min)\n  why     why\n" in told
-    assert "WARNING odd  worker 7\n  what    what\n" in told
+    text = format_report("s", answer, [*found[:100], other, *found[100:]], 80)
+    assert text.count("remedy  remedy") == 2
+    assert "ERROR   down  200 findings\n  what    worker 0: no 0 (for 1 min)\n" in text
+    assert "          worker 199: no 199 (for 1 min)\n  why     why\n" in text
+    assert "WARNING odd  worker 7\n  what    what\n" in text
 
 
 def test_tls_files_that_are_none(capsys: Capture, tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_who_has_waited_long_enough(monkeypatch: pytest.MonkeyPatch, capsys: Cap
 
 
 def test_what_was_left_out_is_said() -> None:
-    told = tell(
+    text = format_report(
         "s", Answer(ready=True, schedulable_workers=1, workers=[], findings_left_out=7), [], 80
     )
-    assert "and 7 more" in told
+    assert "and 7 more" in text

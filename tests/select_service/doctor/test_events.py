@@ -24,7 +24,7 @@ async def serve_prompts(ward: Ward, engine: Engine, first: int, count: int = 6) 
     for number in range(first, first + count):
         await ward.ask(prompt(number))
         engine.compute(prompt(number))
-    await ward.heard(engine)
+    await ward.received(engine)
 
 
 @run_by(play, "context", streams=UNPOLLED)
@@ -54,13 +54,13 @@ async def test_bookings_that_live_on_are_evidence_enough(ward: Ward) -> None:
         ward.service.reserve(msgspec.convert(body, ReservationRequest))
     assert await ward.pass_time(50) == ["no-events"]
     engine.compute(prompt(0))
-    await ward.heard(engine)
+    await ward.received(engine)
     assert await ward.pass_time(50) == []
 
 
 @run_by(play, "context", streams=UNPOLLED)
 async def test_bookings_of_an_earlier_life_are_none(ward: Ward) -> None:
-    """Restored from disk, or told by a replica: the engine has computed them long ago."""
+    """Restored from disk, or reported by a replica: the engine has computed them long ago."""
     await ward.hire(ward.engine(), replay=False)
     for number in range(6):
         body = {"reservation_id": f"old{number}", "worker_id": 1, "token_ids": prompt(number)}
@@ -73,7 +73,7 @@ async def test_an_engine_that_falls_silent_later(ward: Ward) -> None:
     engine = ward.engine()
     await ward.hire(engine, replay=False)
     await serve_prompts(ward, engine, 0)
-    for _ in range(4):  # all of it cached: it has nothing to tell
+    for _ in range(4):  # all of it cached: it has nothing to publish
         for number in range(6):
             await ward.ask(prompt(number))
         assert await ward.pass_time(40) == []
@@ -86,7 +86,7 @@ async def test_an_engine_that_falls_silent_later(ward: Ward) -> None:
 
 
 @run_by(play, "context", streams=UNPOLLED)
-async def test_a_worker_that_only_decodes_need_not_tell(ward: Ward) -> None:
+async def test_a_worker_that_only_decodes_need_not_publish(ward: Ward) -> None:
     await ward.hire(ward.engine(), replay=False, role="decode")
     for number in range(4):
         body = {"reservation_id": f"d{number}", "worker_id": 1, "token_ids": prompt(number)}
@@ -104,14 +104,14 @@ async def test_prompts_below_a_block_need_no_events(ward: Ward) -> None:
 
 @run_by(play, "context")
 async def test_a_second_size_beside_the_right_one_is_somebody_elses_business(ward: Ward) -> None:
-    """LMCache tells of its own chunks on the engine's stream."""
+    """LMCache publishes its own chunks on the engine's stream."""
     engine = ward.engine()
     await ward.hire(engine)
     for round_ in range(8):
         await serve_prompts(ward, engine, 10 * round_, 2)
         for name in range(4):
-            engine.tell([stored([10_000 + name], list(range(256)), block_size=256)])
-        await ward.heard(engine)
+            engine.send([stored([10_000 + name], list(range(256)), block_size=256)])
+        await ward.received(engine)
         assert await ward.pass_time(10) == []
 
 
@@ -147,7 +147,7 @@ async def test_old_batches_from_a_replay_are_no_skew(ward: Ward) -> None:
     engine.clock_off_s = 0.0
     await ward.hire(engine)
     assert await ward.pass_time(60) == []
-    await ward.heard(engine)
+    await ward.received(engine)
     assert await ward.pass_time(60) == []
 
 
@@ -222,7 +222,7 @@ async def test_a_batch_that_is_too_long_is_named(ward: Ward, *, size: int) -> No
     (stream,) = ward.streams()
     await serve_prompts(ward, engine, 0)
     for count in (1, 2):
-        engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
+        engine.send([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
         await ward.until(partial(has_lost_by_now, ward, stream, count))
         await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
         await serve_prompts(ward, engine, 10 * count)
@@ -283,14 +283,16 @@ async def test_a_stream_that_is_not_followed_yet_is_no_fault(ward: Ward) -> None
 
 
 @run_by(play, "context")
-async def test_who_may_hold_what_it_never_told_of_may_be_silent_for_longer(ward: Ward) -> None:
-    """An engine tells nothing of prompts it has cached already: it takes many to call it mute."""
+async def test_an_engine_that_may_hold_what_it_never_published_may_be_silent_for_longer(
+    ward: Ward,
+) -> None:
+    """An engine publishes no prompts it has cached already: it takes many to call it mute."""
     engine = ward.engine()
     for number in range(10):
         engine.compute(prompt(number))  # before anybody listens
     await ward.hire(engine, replay=False)
     engine.compute(prompt(99))
-    await ward.heard(engine)
+    await ward.received(engine)
     await ward.pass_time(10)
     for number in range(10):
         await ward.ask(prompt(number))

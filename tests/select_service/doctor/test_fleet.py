@@ -79,7 +79,7 @@ async def joined(ward: Ward, peer: str) -> None:
 
 
 async def wait_together(ward: Ward, seconds: float, say: Callable[[], None]) -> list[str]:
-    """Let time pass while replicas are heard."""
+    """Let time pass while replicas send messages."""
     codes: list[str] = []
     for _ in range(round(seconds / STEP_S)):
         ward.clock.skipped += STEP_S

@@ -27,7 +27,7 @@ class Fleet:
         self.ever = 0
         self.restarted_at: dict[int, float] = {}
         self.booked = 0
-        self.have_past: set[int] = set()  # workers with blocks that nobody was told of
+        self.have_past: set[int] = set()  # workers with blocks that were never reported
 
     async def hire(self) -> None:
         self.ever += 1

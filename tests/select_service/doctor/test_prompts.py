@@ -42,7 +42,7 @@ async def converse(
             worker = await ward.ask(**ask(tokens))
             engines[worker].compute(tokens)
         for worker, engine in engines.items():
-            await ward.heard(engine, worker)
+            await ward.received(engine, worker)
         await ward.pass_time(10)
 
 
@@ -78,7 +78,7 @@ async def test_one_worker_of_two_caches_something_else(ward: Ward) -> None:
                     tokens = prompt(number + 1000 * worker)
                     await ward.ask(tokens, allowed_worker_ids=[worker])
                     engine.compute(tokens)
-                await ward.heard(engine, worker)
+                await ward.received(engine, worker)
             await ward.pass_time(10)
 
     await both(7)
@@ -99,7 +99,7 @@ async def test_a_probe_that_sends_nothing_is_not_missed(ward: Ward) -> None:
         await ward.ask(prompt(5000))
         await ward.ask(prompt(number))
         engine.compute(prompt(number))
-        await ward.heard(engine)
+        await ward.received(engine)
         assert await ward.pass_time(10) == []
 
 
@@ -111,7 +111,7 @@ async def test_prompts_that_nobody_asks_twice_may_match_nothing(ward: Ward) -> N
     for number in range(60):
         await ward.ask(prompt(number))
         engine.compute(prompt(number))
-    await ward.heard(engine)
+    await ward.received(engine)
     assert await ward.pass_time(60) == []
 
 
@@ -125,23 +125,23 @@ async def test_a_cache_too_small_to_keep_everything_is_no_miswiring(ward: Ward) 
             engine.compute(prompt(number))
             if number < 5:  # all but the one that was asked for last is thrown out
                 engine.evict(len(engine.held))
-        await ward.heard(engine)
+        await ward.received(engine)
         assert await ward.pass_time(10) == [], round_
 
 
 @run_by(play, "context")
-async def test_blocks_that_nobody_told_of_since_prove_nothing(ward: Ward) -> None:
+async def test_blocks_that_no_engine_published_since_prove_nothing(ward: Ward) -> None:
     """Requests that are never sent anywhere: nothing is computed, so nothing can match."""
     engine = ward.engine()
     await ward.hire(engine)
-    engine.tell([stored([1], prompt(900)[:BLOCK])])
-    await ward.heard(engine)
+    engine.send([stored([1], prompt(900)[:BLOCK])])
+    await ward.received(engine)
     codes: list[str] = []
     for _ in range(4):
         for number in range(4):
             await ward.ask(prompt(number))
         codes = await ward.pass_time(40)
-    assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
+    assert codes == ["no-events"]  # it was given prompts, as far as is known
 
 
 @run_by(play, "context")
@@ -152,16 +152,16 @@ async def test_one_prompt_under_several_adapters_is_no_mismatch(ward: Ward) -> N
         engine.compute(prompt(number), lora_name="a")  # before anybody listens
     await ward.hire(engine, replay=False)
     for number in range(4):
-        engine.compute(prompt(number))  # the same for the base model: told, and indexed
+        engine.compute(prompt(number))  # the same for the base model: published, and indexed
     engine.compute(prompt(99), lora_name="a")
-    await ward.heard(engine)
+    await ward.received(engine)
     for round_ in range(6):
         for number in range(4):
             tokens = prompt(number)
             await ward.ask(tokens, lora_name="a")
             engine.compute(tokens, lora_name="a")
         engine.compute(prompt(200 + round_), lora_name="a")
-        await ward.heard(engine)
+        await ward.received(engine)
         await ward.pass_time(10)
     assert await ward.codes() == ["past-events-missing"]
 
@@ -183,6 +183,6 @@ async def test_prompts_that_others_evict_are_no_mismatch(ward: Ward) -> None:
             engine.compute(prompt(1), cache_salt=salt)
             own = repr([("cache_salt", salt)])
             for key in [key for key in engine.held if key[1] != own]:
-                engine.tell([removed([engine.held.pop(key)])])
-            await ward.heard(engine)
+                engine.send([removed([engine.held.pop(key)])])
+            await ward.received(engine)
             assert await ward.pass_time(10) == []

@@ -60,13 +60,13 @@ def test_a_remedy_makes_its_finding_go(code: str, row: Remedy, context: Context)
     async def scenario(ward: Ward) -> None:
         appeared = False
 
-        async def found(*words: str, **subject: Any) -> None:
+        async def found(*texts: str, **subject: Any) -> None:
             nonlocal appeared
             findings = await ward.examine()
             assert {one.code for one in findings} == {code}, findings
-            told = findings[-1]
-            assert all(word in told.what for word in words), told.what
-            assert {name: getattr(told.subject, name) for name in subject} == subject
+            last = findings[-1]
+            assert all(word in last.what for word in texts), last.what
+            assert {name: getattr(last.subject, name) for name in subject} == subject
             appeared = True
 
         await row.scenario(ward, found)

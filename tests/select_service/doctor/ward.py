@@ -50,7 +50,7 @@ class Clock:
 
 
 class Engine:
-    """Caches what it is sent, and tells of it; `twist` makes it tell something else."""
+    """Caches what it is sent, and publishes it; `twist` makes it publish something else."""
 
     def __init__(self, ward: Ward, ports: tuple[int, int] = (0, 0)) -> None:
         self._ward = ward
@@ -65,7 +65,7 @@ class Engine:
         self.sees: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: tokens
 
     def compute(self, prompt: Sequence[int], **colours: Any) -> None:
-        """Cache a prompt; tell of the blocks that are new.
+        """Cache a prompt; publish the blocks that are new.
 
         Args:
             prompt: its tokens.
@@ -83,14 +83,14 @@ class Engine:
                 event = stored([name], block, parent, **({"block_size": size} | colours))
                 events.append(self.twist(event))
         if events:
-            self.tell(events)
+            self.send(events)
 
     def evict(self, count: int) -> None:
         """Forget some blocks, leaves first."""
         for key in sorted(self.held, key=lambda key: len(key[0]))[-count:]:
-            self.tell([removed([self.held.pop(key)])])
+            self.send([removed([self.held.pop(key)])])
 
-    def tell(self, events: list[dict[str, Any]]) -> None:
+    def send(self, events: list[dict[str, Any]]) -> None:
         ts = self._ward.clock.wall() + self.clock_off_s
         payload = encode_batch(events, ts=ts, rank=self.dp_rank)
         if not self.is_silent:
@@ -181,7 +181,7 @@ class Ward:
 
         await wait.until(holds)
 
-    async def heard(self, engine: Engine, worker_id: int = 1) -> None:
+    async def received(self, engine: Engine, worker_id: int = 1) -> None:
         """Wait until a healthy engine's events are applied."""
         last = engine.sockets.sequence - 1
         (stream,) = self.streams(worker_id)
