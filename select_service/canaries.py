@@ -47,7 +47,7 @@ __all__ = [
 ENGINES_AT_ONCE: Final = 16
 
 EVENTS_S: Final = 5.0
-"""How long an engine may take to tell of what it has computed."""
+"""How long an engine may take to report what it has computed."""
 
 TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.05
@@ -207,7 +207,7 @@ class _Rank:
         self._holders, self._urls, self._http, self._target = holders, urls, http, target
         self._headers = {RANK_HEADER: str(target.number)} if target.ranks > 1 else {}
         self._url = target.endpoint.rstrip("/")
-        self._rng = SystemRandom()  # what an earlier run has sent is cached, and told of no more
+        self._rng = SystemRandom()  # what an earlier run has sent is cached, and reported no more
         self._size = target.block_size
         self._model = ""
 
@@ -245,11 +245,11 @@ class _Rank:
     async def _of_chat(self) -> CanaryOutcome | None:
         text = canary_text(self._size, self._rng)
         chat = {"messages": [{"role": "user", "content": text}]}
-        told = await self._ask("POST", "/tokenize", chat)
+        tokenized = await self._ask("POST", "/tokenize", chat)
         try:
-            if isinstance(told, str) or told.status_code != _OK:
+            if isinstance(tokenized, str) or tokenized.status_code != _OK:
                 return None  # an engine that tokenizes no chats
-            tokens = msgspec.json.decode(told.content, type=_Tokenized).tokens
+            tokens = msgspec.json.decode(tokenized.content, type=_Tokenized).tokens
         except msgspec.MsgspecError:
             return None
         answer = await self._complete(chat, "/v1/chat/completions")

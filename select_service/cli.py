@@ -89,7 +89,7 @@ _IDLE_WITHOUT = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand, or the service until it is told to stop; returns the exit code."""
+    """Run a subcommand, or the service until it is stopped; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     redact_tracebacks()
     try:

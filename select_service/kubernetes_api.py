@@ -58,9 +58,9 @@ class KubernetesStatus(msgspec.Struct):
 
     def retry_after_s(self, headers: Mapping[str, str] | None = None) -> float:
         """Return the seconds before the next request is welcome; 0: the server did not say."""
-        told = "" if headers is None else headers.get("retry-after", "")
-        if told.isdecimal():  # API servers send whole seconds; a date would come from a proxy
-            wait_s = float(told)
+        delay = "" if headers is None else headers.get("retry-after", "")
+        if delay.isdecimal():  # API servers send whole seconds; a date would come from a proxy
+            wait_s = float(delay)
         else:
             wait_s = 0.0 if self.details is None else self.details.retryAfterSeconds or 0.0
         return min(wait_s, RETRY_AFTER_MAX_S)

@@ -39,8 +39,8 @@ CATALOG: Final = "/workers"
 _SOURCE: Final = "ray"
 _API: Final = "api"
 _PASS_ON_S: Final = 2.0
-"""Longest wait for another selector to hear what changes the catalog; one that is slower has either
-heard it, or reads it all when it starts again."""
+"""Longest wait for another selector to receive what changes the catalog; one that is slower has
+either received it, or reads it all when it starts again."""
 
 _MSGPACK: Final = b"application/msgpack"
 _BEARER: Final = "bearer "
@@ -72,7 +72,7 @@ class RayDiscovery:
         self._peers = _Peers(_SOURCE, BEAT_S)
         self._urls: frozenset[str] = frozenset()
         self._tls = _tls(passport) if url.startswith("https") else None
-        self.not_passed_on = 0  # changes of the catalog that a selector may not have heard
+        self.not_passed_on = 0  # changes of the catalog that a selector may not have received
 
     def followed_by(self, service: Driver, settings: Settings) -> Discovery:
         """Have a service agree with it, beside what its settings have it follow."""
@@ -98,7 +98,7 @@ class RayDiscovery:
     def _take(self, present: Present) -> None:
         url, endpoint = self._me
         self._urls = frozenset(one for one, _ in present.selectors.values()) - {url}
-        self._peers.tell(frozenset(one for _, one in present.selectors.values()) - {endpoint})
+        self._peers.set_all(frozenset(one for _, one in present.selectors.values()) - {endpoint})
         workers: dict[int, WorkerSpec] = {}
         rejected: dict[str, str] = {}
         for worker_id, members in present.workers.items():
@@ -107,14 +107,14 @@ class RayDiscovery:
             except msgspec.ValidationError as error:
                 rejected[str(worker_id)] = str(error)
         self._workers.reject(rejected)
-        self._workers.tell(workers)
+        self._workers.set_all(workers)
 
     async def leave(self) -> None:
         """Be looked for no longer."""
         await self._meeting.leave(selector=self._name)
 
     async def pass_on(self, scope: Scope, body: bytes) -> None:
-        """Tell all others what a proxy has told us, as its caller; their answers are their own."""
+        """Send all others what a proxy has sent us, as its caller; their answers are their own."""
         with contextlib.suppress(SourceFailed):
             await self.look()  # one may just have come
         method, path = scope["method"], scope["raw_path"].decode("ascii")
@@ -129,7 +129,7 @@ class RayDiscovery:
             _log.warning("%s %s was not passed on: %s", method, path, error)
             return
 
-        async def tell(url: str) -> None:
+        async def send(url: str) -> None:
             try:
                 async with self._client(url, token) as client:
                     await client.call(method, path, members)
@@ -139,7 +139,7 @@ class RayDiscovery:
                 self.not_passed_on += 1
                 _log.warning("%s %s did not reach %s: %r", method, path, url, error)
 
-        await asyncio.gather(*map(tell, self._urls))
+        await asyncio.gather(*map(send, self._urls))
 
     async def copy_catalog(self, service: Driver) -> None:
         """Begin with the workers that were registered over HTTP, from any replica that has them."""
@@ -188,22 +188,22 @@ def _tls(passport: ClientCredentials | None) -> ssl.SSLContext:
     return context
 
 
-class _Told(DiscoverySource[Any]):
-    """One that is told what there is."""
+class _SetSource(DiscoverySource[Any]):
+    """One whose content is set from outside."""
 
-    def tell(self, everything: Mapping[int, WorkerSpec] | frozenset[str]) -> None:
+    def set_all(self, everything: Mapping[int, WorkerSpec] | frozenset[str]) -> None:
         """Publish what is new."""
         self.is_good()
         if everything != self.latest:
             self.publish(everything)
 
 
-class _Peers(_Told):
+class _Peers(_SetSource):
     async def run(self) -> None:
         await asyncio.Event().wait()
 
 
-class _Workers(_Told):
+class _Workers(_SetSource):
     """Looks, for both."""
 
     def __init__(self, discovery: RayDiscovery) -> None:

@@ -1,8 +1,8 @@
 """The service as a Ray Serve application: `serve run select_service.serve_ray:app replicas=2`.
 
-Every replica is a whole selector with its own address, which it tells at the meeting point
+Every replica is a whole selector with its own address, which it registers at the meeting point
 (`client/ray/registry.py`); there it finds the others, whose bookings it carries, and the workers of
-the cluster. Serve's proxies reach any of them: what they are told of the catalog goes to all.
+the cluster. Serve's proxies reach any of them: what they receive for the catalog goes to all.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Front:
     """What Serve's proxies speak to: the selector of this process, and with it all the others.
 
     A proxy asks now this replica and now that. Bookings are carried between them anyway; what
-    changes the catalog is told to each.
+    changes the catalog is sent to each.
     """
 
     application: Application | None = None
@@ -120,7 +120,7 @@ class Front:
         status = 0
         answer: list[Message] = []
 
-        async def hear() -> Message:
+        async def receive_again() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def keep(message: Message) -> None:
@@ -128,7 +128,7 @@ class Front:
             status = message.get("status", status)
             answer.append(message)
 
-        await Front.application(scope, hear, keep)
+        await Front.application(scope, receive_again, keep)
         if status < _REFUSED:
             await Front.discovery.pass_on(scope, body)
         for message in answer:
@@ -192,7 +192,7 @@ class Selector:
         serving = self._server.serve(sockets=self._entrances.sockets)
         self._serving = asyncio.get_running_loop().create_task(serving)
         while not (self._server.started or self._serving.done()):  # noqa: ASYNC110 - of uvicorn
-            await asyncio.sleep(_MOMENT_S)  # a proxy that hears of us finds us listening
+            await asyncio.sleep(_MOMENT_S)  # a proxy that learns of us finds us listening
         await self._discovery.copy_catalog(self._service)
         Front.application, Front.discovery = application, self._discovery
         _log.info("listening", extra={"url": self.url, "replica_sync": place})

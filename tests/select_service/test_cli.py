@@ -60,9 +60,9 @@ def test_a_command_refuses_what_it_does_not_know_in_its_own_words(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(typed.split())
-    told = capsys.readouterr().err
-    assert told.startswith(f"usage: select-service {usage} ")
-    assert told.endswith(f"unknown argument: {meant}\n")
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"usage: select-service {usage} ")
+    assert errors.endswith(f"unknown argument: {meant}\n")
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_a_command_refuses_what_it_does_not_know_in_its_own_words(
         ("--port 9000 demo", "demo --port 9000"),
     ],
 )
-def test_a_command_behind_its_flags_is_told_where_it_belongs(
+def test_a_command_behind_its_flags_is_refused_with_where_it_belongs(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--url` is none of the service's flags: it was answered with `--uds`."""
     with pytest.raises(SystemExit):
         cli.parse(shlex.split(typed), {})
-    told = capsys.readouterr().err
-    assert told.endswith(f"error: a command comes first: select-service {meant}\n")
+    errors = capsys.readouterr().err
+    assert errors.endswith(f"error: a command comes first: select-service {meant}\n")
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_no_line_of_the_help_is_wider_than_the_terminal(
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > widest] == []
 
 
-def test_a_command_that_there_is_none_of_is_told_with_what_there_is(
+def test_a_command_that_there_is_none_of_is_refused_with_what_there_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     parser = CommandParser(prog="a")
@@ -214,9 +214,9 @@ def test_a_command_that_there_is_none_of_is_told_with_what_there_is(
         parser.parse_args(["repaly"])
     assert "'repaly' is none of replay, sweep (is replay meant?)" in capsys.readouterr().err
     assert parser.format_usage() == "usage: a COMMAND ...\n", "flags are the command's"
-    for words in (["--help-all"], ["sweep", "--help-all"]):
+    for command in (["--help-all"], ["sweep", "--help-all"]):
         with pytest.raises(SystemExit) as ended:
-            parser.parse_args(words)
+            parser.parse_args(command)
         assert ended.value.code == 0, "who knows it from another command gets the help"
 
 
@@ -244,14 +244,14 @@ def test_what_help_leaves_out_is_said_by_help_all(capsys: pytest.CaptureFixture[
 
 
 def test_a_shell_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for program, words in {
+    for program, names in {
         "select-service": ("doctor", "token", "--kubernetes-workers", "--probe"),
         "select-sim": ("sweep", "--vary"),
         "select-planner": ("replay", "--connector"),
     }.items():
         assert cli.main(["completion", "bash", "--program", program]) == 0
         script = capsys.readouterr().out
-        assert all(word in script for word in words), program
+        assert all(word in script for word in names), program
         assert f"-F _shtab_{program.replace('-', '_')} {program}" in script
 
 

@@ -70,9 +70,9 @@ def test_wrong_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as ended:
         cli.parse(args, {})
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("usage: select-service")
-    assert len(told.splitlines()) <= 3  # the error is not buried under two hundred flags
+    errors = capsys.readouterr().err
+    assert errors.startswith("usage: select-service")
+    assert len(errors.splitlines()) <= 3  # the error is not buried under two hundred flags
 
 
 def test_admission_from_flags_and_their_variables(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an error tells to install can be installed, however this was: nothing of ours is on PyPI."""
+"""What an error says to install can be installed, however this was: nothing of ours is on PyPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print to a disk that is full: told in a line, with their exit code."""
+"""What commands print to a disk that is full: reported in a line, with their exit code."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from tests.wait import PATIENCE_S
 
 # The real command line in a process of its own. Instead of loading what can wait it says what has
 # been loaded when the port opened, and ends.
-TELL = """
+REPORT = """
 import json, os, signal, sys
 from select_service import cli
 before = sorted(sys.modules)
 from select_service.edge import lazy_imports
 
-async def tell(_):
+async def report(_):
     import gc
     print(json.dumps({
         "before": before,
@@ -29,7 +29,7 @@ async def tell(_):
     }))
     os.kill(os.getpid(), signal.SIGTERM)
 
-lazy_imports.load_in_turns = tell
+lazy_imports.load_in_turns = report
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -74,7 +74,7 @@ EMBEDDED = ("starlette.applications",)
 """For those who mount the API in an application of their own."""
 
 
-class Told(msgspec.Struct):
+class Started(msgspec.Struct):
     """What the process says of itself when its port has opened."""
 
     before: set[str]  # modules loaded before `main` has run
@@ -83,10 +83,10 @@ class Told(msgspec.Struct):
     full_collections: int
 
 
-def start(*flags: str, **environment: str) -> Told:
-    """Start a service; returns what `TELL` tells."""
+def start(*flags: str, **environment: str) -> Started:
+    """Start a service; returns what `REPORT` prints."""
     ended = subprocess.run(
-        [sys.executable, "-c", TELL, "--host", "127.0.0.1", "--port", "0", *flags],
+        [sys.executable, "-c", REPORT, "--host", "127.0.0.1", "--port", "0", *flags],
         env={"PYTHONPATH": ":".join(sys.path), **environment},
         capture_output=True,
         text=True,
@@ -94,7 +94,7 @@ def start(*flags: str, **environment: str) -> Told:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return msgspec.json.decode(ended.stdout, type=Told)
+    return msgspec.json.decode(ended.stdout, type=Started)
 
 
 def test_a_plain_start_loads_nothing_that_only_others_need() -> None:
@@ -104,10 +104,10 @@ def test_a_plain_start_loads_nothing_that_only_others_need() -> None:
 
 
 def test_the_process_is_prepared_before_anything_large_is_loaded() -> None:
-    told = start()
-    assert not {"numpy", "uvicorn", "zmq"} & told.before
-    assert told.blas_threads == "1"
-    assert told.full_collections == 0
+    started = start()
+    assert not {"numpy", "uvicorn", "zmq"} & started.before
+    assert started.blas_threads == "1"
+    assert started.full_collections == 0
 
 
 def test_blas_threads_are_the_operators_to_choose() -> None:
@@ -125,7 +125,7 @@ def test_settings_load_what_they_need(tmp_path: Path) -> None:
         "--indexer-peers": f"http://127.0.0.1:{free_port()}",
     }
     flags = [word for flag in given.items() for word in flag]
-    told = start(*flags, "--recovery-hold-s", "0", DYN_ROUTER_POLICY_CONFIG=str(policy))
+    started = start(*flags, "--recovery-hold-s", "0", DYN_ROUTER_POLICY_CONFIG=str(policy))
     assert set(ASKED_FOR.values()) == {*given, "DYN_ROUTER_POLICY_CONFIG"}
-    missing = set(ASKED_FOR) - told.loaded
+    missing = set(ASKED_FOR) - started.loaded
     assert not missing

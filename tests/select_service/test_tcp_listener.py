@@ -194,7 +194,7 @@ def test_answers_do_not_wait_for_more_of_them() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:18021", "10.0.0.1:80", "[::1]:80", ":80"])
-def test_a_host_with_a_port_is_told_where_ports_go(host: str) -> None:
+def test_a_host_with_a_port_is_refused_with_where_ports_go(host: str) -> None:
     """The system says of it that there is no such name."""
     with pytest.raises(OSError, match="without a port; the port goes to --port"):
         bind_tcp(host, 0)
