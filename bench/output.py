@@ -55,7 +55,7 @@ def result_path(document: Mapping[str, object], what: str = "") -> Path:
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Write it, one value a line, so that two runs can be told apart by diff."""
+    """Write it, one value a line, so that two runs can be compared by diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     progress(f"written to {path}")

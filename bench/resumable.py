@@ -25,7 +25,7 @@ __all__ = ["Kept"]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _CODE = ("indexer", "select_service")
-_TOLD_EVERY_S = 30.0
+_SHOWN_EVERY_S = 30.0
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Kept:
         """
         left = {key: task for task in tasks if (key := _key_of(what, task)) not in self._found}
         progress(f"{what}: {len(left)} of {len(tasks)} to do")
-        begun = told = time.monotonic()
+        begun = shown_at = time.monotonic()
         with self._path.open("ab") as file:
             for number, (key, result) in enumerate(self._ended(do, left), 1):
                 raw = msgspec.Raw(msgspec.json.encode(result))
@@ -88,8 +88,8 @@ class Kept:
                 file.write(msgspec.json.encode(line) + b"\n")
                 file.flush()
                 now = time.monotonic()
-                if now - told >= _TOLD_EVERY_S:
-                    told, rest = now, len(left) - number
+                if now - shown_at >= _SHOWN_EVERY_S:
+                    shown_at, rest = now, len(left) - number
                     progress(f"{number}/{len(left)}, {(now - begun) / number * rest:.0f} s left")
         decoder: Any = msgspec.json.Decoder(kind)
         return [decoder.decode(self._found[_key_of(what, task)]) for task in tasks]

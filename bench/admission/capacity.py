@@ -95,6 +95,6 @@ class _Watched(Simulated):
             self.ended_at.append(now)
         return super()._note(happening, now)
 
-    def _tell(self, slot: int, now: float) -> None:
-        super()._tell(slot, now)
+    def _report(self, slot: int, now: float) -> None:
+        super()._report(slot, now)
         self.in_flight_max = max(self.in_flight_max, self._ranks[slot].requests)

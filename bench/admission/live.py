@@ -1,7 +1,7 @@
 """The play before the real service: clients, workers and their reports, over HTTP in wall time.
 
-Model seconds pass in `time_scale` wall seconds each; what is sent and told in seconds is scaled.
-The calls of a reservation's life go out in batches, as a busy proxy would send them.
+Model seconds pass in `time_scale` wall seconds each; what is sent and reported in seconds is
+scaled. The calls of a reservation's life go out in batches, as a busy proxy would send them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveRun", "Traffic", "play_live"]
 
-_TELL_EVERY_S = 0.02
+_FLUSH_EVERY_S = 0.02
 _REPORT_EVERY_S = 0.1
 _BATCH_MAX = 5_000
 _WAKE_EARLY_S = 0.0005  # timers of the loop are that coarse
@@ -84,7 +84,7 @@ class LiveRun:
         cpu_s = time.process_time()
         try:
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(self._tell())]
+                keepers = [group.create_task(self._flush())]
                 if self._has_reports:
                     keepers.append(group.create_task(self._report()))
                 await self._play(group)
@@ -188,11 +188,11 @@ class LiveRun:
             },
         )
 
-    # -- what workers and proxies tell ---------------------------------------------------------
+    # -- what workers and proxies send ---------------------------------------------------------
 
-    async def _tell(self) -> None:
+    async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_EVERY_S)
+            await asyncio.sleep(_FLUSH_EVERY_S)
             while self._operations:
                 batch = self._operations[:_BATCH_MAX]
                 del self._operations[: len(batch)]

@@ -1,7 +1,7 @@
 """What a run is judged by; every client that counts is in exactly one outcome.
 
 A refusal is a miss unless the client's return gets in and is in time, counted from its first
-attempt. Both are told: with returns and without.
+attempt. Both are shown: with returns and without.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Result:
     inversions: int
     first_retries: int  # returns under load
     first_retries_in: int
-    told_later: int  # told to return after the end of the run
+    told_later: int  # asked to return after the end of the run
     lateness_s: float
 
     @property

@@ -1,6 +1,6 @@
-"""One run as a play in model time: clients arrive, ask, return when told to, and are computed.
+"""One run as a play in model time: clients arrive, ask, return when they may, and are computed.
 
-It knows neither HTTP nor a gate: it hands out what is to be sent, and is told the answers. So the
+It knows neither HTTP nor a gate: it hands out what is to be sent, and gets the answers. So the
 live service (`live.py`) and the policies alone (`simulated.py`) are given the very same play.
 """
 
@@ -73,10 +73,10 @@ class Sends(NamedTuple):
 class Play:
     """The state of one run."""
 
-    def __init__(self, script: Script, *, tells_blocks: bool = True) -> None:
+    def __init__(self, script: Script, *, reports_blocks: bool = True) -> None:
         self.script = script
         self.workers = {
-            number: SimulatedWorker(number, script.settings, tells_blocks=tells_blocks)
+            number: SimulatedWorker(number, script.settings, reports_blocks=reports_blocks)
             for number in range(1, script.workers + 1)
         }
         self.clients: list[Client] = []
@@ -150,7 +150,7 @@ class Play:
         self.workers[worker_id].submit(client, now)
 
     def refused(self, client: Client, reason: str, retry_after_s: float | None, now: float) -> None:
-        """The client was refused; it returns at the time it was told, if it was and may."""
+        """The client was refused; it returns at the time it was given, if it was and may."""
         client.refusals.append(reason)
         if retry_after_s is None or client.tries > self.script.retries:
             self._resolve(client)

@@ -1,6 +1,6 @@
 """The play before the policies alone: the gate and its books under a fake clock, no HTTP.
 
-Finds the capacity that loads are told in, and says whether the live service does what its policies
+Finds the capacity that loads are given in, and says whether the live service does what its policies
 do without it. Requests go to the worker with the fewest prompt tokens to compute, then blocks.
 """
 
@@ -43,7 +43,7 @@ class Simulated:
     def __init__(
         self, script: Script, policy: str, config: dict[str, Any], *, time_scale: float = 1.0
     ) -> None:
-        self.play = Play(script, tells_blocks=False)
+        self.play = Play(script, reports_blocks=False)
         self._scale = time_scale  # wall seconds per second: the header has whole ones
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
@@ -67,7 +67,7 @@ class Simulated:
             sends = play.advance(now)
             changed = {self._note(happening, now) for happening in sends.tellings}
             for slot in changed | self._take_blocks():
-                self._tell(slot, now)
+                self._report(slot, now)
             for client in sends.attempts:
                 self._attempt(client, now)
             for late, decision in gate.expired(now, _EXPIRED_PER_TURN):
@@ -119,7 +119,7 @@ class Simulated:
 
     def _refuse(self, client: Client, decision: AdmissionDecision, now: float) -> None:
         self.refused_at.append((now, client.slo_class))
-        header = None  # it never fits: it is told no time
+        header = None  # it never fits: it is given no time
         if decision.retry_after_s != math.inf:
             header = retry_after_header(decision.retry_after_s * self._scale) / self._scale
         self.play.refused(client, decision.code, header, now)
@@ -137,7 +137,7 @@ class Simulated:
         rank.prefilling += 1
         self.pool.began(client.tenant_id)
         self.play.admitted(client, worker_id, now)
-        self._tell(slot, now)
+        self._report(slot, now)
 
     def _note(self, happening: Happening, now: float) -> int:
         """Count what happened; return the slot whose load has changed."""
@@ -159,7 +159,7 @@ class Simulated:
             self.pool.ended(client.tenant_id, client.admitted_at)
         return slot
 
-    def _tell(self, slot: int, now: float) -> None:
+    def _report(self, slot: int, now: float) -> None:
         rank = self._ranks[slot]
         worker = self.play.workers[slot + 1]
         load = RecordedRankLoad(

@@ -59,7 +59,7 @@ class SimulatedWorker:
     """`submit` requests, and call `step` whenever `next_event` has come."""
 
     def __init__(
-        self, worker_id: int, settings: WorkerSettings, *, tells_blocks: bool = True
+        self, worker_id: int, settings: WorkerSettings, *, reports_blocks: bool = True
     ) -> None:
         self.worker_id = worker_id
         self.settings = settings
@@ -69,8 +69,8 @@ class SimulatedWorker:
         self.next_event = math.inf
         """When the step in progress ends."""
         self.output_blocks = 0
-        """Filled so far, where not each is told: that takes most of a long simulation."""
-        self._tells_blocks = tells_blocks
+        """Filled so far, where not each is reported: that takes most of a long simulation."""
+        self._reports_blocks = reports_blocks
         self._in_phase = [0] * settings.block_size  # those that decode, by when their blocks fill
         self._steps = 0
         self._prefilling: deque[_Running] = deque()
@@ -110,7 +110,7 @@ class SimulatedWorker:
     def _await(self, running: _Running, produced: int) -> None:
         """Look at it again when its next block is full or its last token is there."""
         size, total = self.settings.block_size, running.client.output_tokens
-        until = min((produced // size + 1) * size, total) if self._tells_blocks else total
+        until = min((produced // size + 1) * size, total) if self._reports_blocks else total
         step = running.started_at_step + until - 1
         self._due.setdefault(step, []).append(running)
 

@@ -1,7 +1,7 @@
 """The process of W11: a service in this interpreter, asked over stdin what to measure.
 
 Runs under our interpreter and under the peer's, so it imports nothing but the standard library and
-the service it measures. A line in: JSON with `do`; a line out: JSON. Who logs to stdout is heard on
+the service it measures. A line in: JSON with `do`; a line out: JSON. What logs to stdout is sent to
 stderr.
 """
 

@@ -127,7 +127,7 @@ class Reordered:
     def left(
         self, isl: int, count: int, salt: str, worker_ids: Sequence[int]
     ) -> Sequence[Mapping[int, int]]:
-        """All of it: no worker has told of any."""
+        """All of it: no worker has reported any."""
         return Unshared().left(isl, count, salt, worker_ids)
 
     def prepare(self, target: Target, isl: int) -> None:

@@ -1,6 +1,6 @@
 """W8: resident memory per indexed block, a fresh process per round.
 
-A *pair* is one block held by one worker: what events tell of and an index must be able to answer
+A *pair* is one block held by one worker: what events report and an index must be able to answer
 for. The value is the growth of resident memory from "workers registered" to "everything indexed,
 and memory has come to rest", divided by the number of pairs.
 

@@ -88,7 +88,7 @@ class PacedSelect:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """W7: lifecycles at a rate while the workers' streams tell of new blocks at another.
+    """W7: lifecycles at a rate while the workers' streams report new blocks at another.
 
     Sequences grow by a block in turn, as in decoding; each of the workers has its own stream. When
     the time is over every stream must be indexed to its end, which the cost includes; then all

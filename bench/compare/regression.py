@@ -1,7 +1,7 @@
 """Has a ratio become worse, or is it the machine's noise?
 
 A ratio counts as worse when its median over the rounds has grown by more than two runs of the same
-code could differ: three standard errors of both medians together, as their rounds' spread tells
+code could differ: three standard errors of both medians together, as their rounds' spread shows
 them, and never less than `targets.NOISE`, because what all rounds of a run have in common (where
 memory lies, what neighbours do) shows in no spread.
 """

@@ -53,7 +53,7 @@ class Result(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What tells a file of ours from others in the same folder."""
+    """What distinguishes a file of ours from others in the same folder."""
 
     taken_at: str = ""
     format: int = 0

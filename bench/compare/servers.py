@@ -105,8 +105,8 @@ def _ours(name: str, flags: Sequence[str]) -> Contender:
     if python:
         environment["PYTHONPATH"] = _path_for(python)
     python = python or sys.executable
-    words = (python, "-m", "select_service", "--host", "127.0.0.1", *flags)
-    return Contender(name, (*words, *_FLAGS.get(variant, ())), environment, python)
+    command = (python, "-m", "select_service", "--host", "127.0.0.1", *flags)
+    return Contender(name, (*command, *_FLAGS.get(variant, ())), environment, python)
 
 
 def _path_for(python: str) -> str:
@@ -196,7 +196,7 @@ class RunningServer:
             except (OSError, BadAnswer) as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     log = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-                    if os.strerror(errno.EADDRINUSE) in log:  # in every contender's words
+                    if os.strerror(errno.EADDRINUSE) in log:  # in every contender's text
                         raise _PortTaken from error
                     raise BadAnswer(f"{self.name} did not start:\n{log[-500:]}") from error
                 time.sleep(_HEALTH_POLL_S)
@@ -225,8 +225,8 @@ def _environment(contender: Contender) -> dict[str, str]:
 
 def _smaps(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    words = (line.replace(":", " ").split() for line in lines[1:])
-    return {name: int(kilobytes) * 1024 for name, kilobytes, _ in words}
+    fields = (line.replace(":", " ").split() for line in lines[1:])
+    return {name: int(kilobytes) * 1024 for name, kilobytes, _ in fields}
 
 
 def _free_port() -> int:

@@ -32,7 +32,7 @@ _POLL_S = 0.005
 
 
 class CheckedSelection(msgspec.Struct):
-    """The part of a selection that tells a right answer from a quick one."""
+    """The part of a selection that distinguishes a right answer from a quick one."""
 
     worker_id: int
     effective_prefill_tokens: int

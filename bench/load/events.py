@@ -1,6 +1,6 @@
 """KV events of the workloads: batches in vLLM's map form over one PUB per worker.
 
-An XPUB tells when the service has subscribed, so nothing is published into the void; without a
+An XPUB shows when the service has subscribed, so nothing is published into the void; without a
 high-water mark nothing is dropped on this side, and a slow consumer is waited for by TCP.
 """
 
@@ -73,9 +73,9 @@ class Publishers:
         self._expected = [workers if shared else 1] * len(self._sockets)
 
     def wait_subscribed(self) -> None:
-        """Return when every worker's stream has its subscriber, and has told of a block.
+        """Return when every worker's stream has its subscriber, and has reported a block.
 
-        Of an engine that computes prompts and never tells of any, ours estimates what it has
+        Of an engine that computes prompts and never reports any, ours estimates what it has
         cached (`--kv-estimate-after-s`), which is other work than the peer's.
         """
         for socket, expected in zip(self._sockets, self._expected, strict=True):

@@ -80,8 +80,8 @@ def measure_events() -> None:
             if not best or max(turns) < max(best):
                 best = turns
         slowest = ", ".join(f"{ms:.2f}" for ms in sorted(best, reverse=True)[:SLOWEST])
-        told = f"{kind:8} {blocks:6} blocks {size:8} bytes {len(best):4} turns"
-        print(f"{told}, the longest {slowest} ms")
+        text = f"{kind:8} {blocks:6} blocks {size:8} bytes {len(best):4} turns"
+        print(f"{text}, the longest {slowest} ms")
 
 
 def measure_bookings() -> None:

@@ -4,7 +4,7 @@ The protocol class of the server, fed with the bytes of the workloads in this pr
 thrown away: no kernel, no loop, no second process whose turn it might be. Prints CPU µs per
 operation, the quietest and the median of many short rounds, the rows in turn, and instructions
 where they can be counted; with SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW`
-tells where the time goes. Two rows are of requests as a fleet sends them and no target is of:
+shows where the time goes. Two rows are of requests as a fleet sends them and no target is of:
 `lengths`, prompts of three thousand lengths under heads that a proxy has put something into, and
 `override`, with weights of their own and an unknown member; so are those of `variations.py`.
 """

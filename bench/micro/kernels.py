@@ -72,14 +72,14 @@ def _events(row: str) -> Work:
     registry.open_index(scope, BLOCK_SIZE)
     rank = WorkerRank(1, 0)
     stream = registry.open_stream(scope, rank, worker_ranks=range(1), has_replay=False)
-    told = 0
+    sequence = 0
 
-    def hear(payloads: list[bytes]) -> float:
-        nonlocal told
+    def apply(payloads: list[bytes]) -> float:
+        nonlocal sequence
         start = time.process_time()
         for payload in payloads:
-            stream.on_live([b"", told.to_bytes(8, "big"), payload], 0.0)
-            told += 1
+            stream.on_live([b"", sequence.to_bytes(8, "big"), payload], 0.0)
+            sequence += 1
             while stream.is_busy:
                 stream.resume(0.0)
         return time.process_time() - start
@@ -89,7 +89,7 @@ def _events(row: str) -> Work:
         coming = prefills(held) if row == "store 64" else decodes(held, 8)
         going = [payload for _, payload in drops(held)]
         blocks = sum(len(one.hashes) for one in held)
-        stored, dropped = hear([payload for _, payload in coming]), hear(going)
+        stored, dropped = apply([payload for _, payload in coming]), apply(going)
         return (dropped if row == "remove 64" else stored) / blocks * 1e6
 
     return work

@@ -1,6 +1,6 @@
 """How long a large pull holds the loop: `python -m bench.micro.pull [--reservations 20000]`.
 
-One process has that many reservations, another (this one) hears of it and fetches its snapshot. A
+One process has that many reservations, another (this one) learns of it and fetches its snapshot. A
 task that does nothing notes what processor time each turn of the loop takes, so that other jobs on
 the machine do not count; what the garbage collector takes of it is noted beside it.
 """

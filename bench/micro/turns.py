@@ -3,8 +3,8 @@
 A whole service in this process, with workers, ranks, bookings and an index of many blocks; a client
 in a thread of its own asks every route in turn. Each callback that the loop runs is timed, by
 processor time of the loop's thread: what other processes take of the machine is no hold of ours.
-Garbage is not collected meanwhile (`bench.micro.pull` tells of that). Of each route the callback
-that lasted longest is told, the median of some rounds and the longest, and its name.
+Garbage is not collected meanwhile (`bench.micro.pull` measures that). Of each route the callback
+that lasted longest is shown, the median of some rounds and the longest, and its name.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Probe:
             if number == max(1, self._workers - 63):
                 self._turns.longest()
             self._client.ask("POST", "/workers", self._worker(number))
-        self._tell("POST the last 64 workers")
+        self._print("POST the last 64 workers")
 
     def book(self, reservations: int) -> None:
         """Book so many reservations, round the workers."""
@@ -211,9 +211,9 @@ class Probe:
             self._turns.longest()
             write_workers(file, count, self._models)
             time.sleep(QUIET_S)
-            self._tell(f"discovery, {name}")
+            self._print(f"discovery, {name}")
 
-    def _tell(self, name: str) -> None:
+    def _print(self, name: str) -> None:
         seconds, whose = self._turns.longest()
         print(f"{name:52} {'':8} {seconds * 1e3:8.2f}  {whose}", flush=True)
 

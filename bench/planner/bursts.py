@@ -3,7 +3,7 @@
 Bursts come by chance, and take no time to rise or more than an engine takes to start. Three know
 different things of them. The oracle knows every request. A planner that knows the *law* knows the
 rate of this moment exactly, and the law that bursts follow, but not when the next one begins: no
-planner can know more without foreseeing, and of the standing engines it may choose from, it is told
+planner can know more without foreseeing, and of the standing engines it may choose from, it gets
 afterwards what would have been the cheapest for 99 %. Ours has seen two hours of requests. Leaves a
 JSON file.
 """

@@ -4,7 +4,7 @@ The service routes Mooncake's conversation trace over simulated engines. Halfway
 are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
 is the hit rate of the next quarter of the trace. Beside them stands a fleet that was as small from
 the beginning: what it misses is for want of room, and no choice of workers brings it back.
-Rows of those the service names tell what it foretold of their loss (`hit_rate_loss_so_far`), and in
+Rows of those the service names show what it forecast of their loss (`hit_rate_loss_so_far`), and in
 how many seeds they were `advised` to go at all.
 `--every` tries every set of so many, too: the best of them bounds what any advice could do.
 `--pause` lets the advised ones go one after the other, too. Leaves a JSON file.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 BLOCK: Final = 512
 TRACE_S: Final = 3_600.0
 STAGES_S: Final = (60.0, 180.0, 300.0, 900.0)
-"""After the removal, in seconds of the trace: ends of the stretches that are told."""
+"""After the removal, in seconds of the trace: ends of the stretches that are shown."""
 TRACE: Final = (
     Path(__file__).parents[3] / "shared" / "golden" / "traces" / "mooncake_conversation_trace.jsonl"
 )
@@ -84,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     advised: bool | None = None  # whether they may go, by that
 
 
-def told(asked: Generator[None, None, T]) -> T:
+def result_of(asked: Generator[None, None, T]) -> T:
     """Let a sliced answer finish."""
     while True:
         try:
@@ -109,7 +109,7 @@ class Halfway:
     def candidates(self, gone: int) -> list[ScaleDownCandidate]:
         """Return what the service advises to take away, and its reasons."""
         core = self._router.replicas[0].core
-        asked: list[ScaleDownCandidate] = told(core.scale_down.candidates(gone, None, None))
+        asked: list[ScaleDownCandidate] = result_of(core.scale_down.candidates(gone, None, None))
         return asked
 
     def advised(self, gone: int) -> list[int]:

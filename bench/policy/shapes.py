@@ -86,7 +86,7 @@ class _Draw:
             if tokens > TOKENS_MAX:
                 return
             ids += self.blocks(tokens - len(ids) * MOONCAKE_BLOCK)
-            osl = self.length(lengths.told, 0.9, 2_000)
+            osl = self.length(lengths.output, 0.9, 2_000)
             yield Line(at_s, tokens, osl, ids)
             tokens += osl
             at_s += osl * TOKEN_S + self.rng.expovariate(1 / lengths.pause_s)
@@ -96,12 +96,12 @@ class _Lengths(NamedTuple):
     """Of the turns of a conversation."""
 
     asked: float  # tokens, median
-    told: float
+    output: float
     pause_s: float  # mean
 
 
-_TOOLS: Final = _Lengths(asked=2_200, told=130, pause_s=2.0)
-_CHAT: Final = _Lengths(asked=120, told=210, pause_s=20.0)
+_TOOLS: Final = _Lengths(asked=2_200, output=130, pause_s=2.0)
+_CHAT: Final = _Lengths(asked=120, output=210, pause_s=20.0)
 
 
 def _zipf(number: int, power: float) -> list[float]:

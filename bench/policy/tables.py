@@ -25,7 +25,7 @@ from bench.provenance import provenance
 from bench.resumable import Kept
 from select_service.simulator.capacity import CapacityFound, CapacitySearch, search
 from select_service.simulator.comparison import METRICS, base_of, by_policy, estimates
-from select_service.simulator.comparison import verdict as told
+from select_service.simulator.comparison import verdict as verdict_of
 from select_service.simulator.core.baselines import BEYOND
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.runs import at_load, capacity_of, run
@@ -268,7 +268,7 @@ def main() -> None:
         ]
         print(markdown([row for row in rows if row.scene == scene.name]), flush=True)
         for load, group in by_load.items():
-            print(f"* At {load:g}: {told(group)}")
+            print(f"* At {load:g}: {verdict_of(group)}")
         print(flush=True)
     targets = targets_of(played)
     print(targets)

@@ -45,35 +45,35 @@ class Played(NamedTuple):
     searches: Sequence[CapacityFound]  # of the scene, at whatever load
 
 
-class Told(NamedTuple):
+class Cell(NamedTuple):
     """A number, and whether it is as asked."""
 
     text: str
     is_met: bool
 
 
-def _p90(one: Played) -> Told | None:
+def _p90(one: Played) -> Cell | None:
     """TTFT p90 as a share of the base's, and what is asked of it."""
     means = {name: estimates(runs)["ttft_p90"].mean for name, runs in one.runs.items()}
     share = means[OURS] / means[BASE]
     if one.load < BUSY or BOUND not in means:
-        return Told(f"{share:.2f}", not _is_later(one, "ttft_p90"))
+        return Cell(f"{share:.2f}", not _is_later(one, "ttft_p90"))
     if means[BOUND] / means[BASE] <= SOONER:
-        return Told(f"{share:.2f}", share <= SOONER)
+        return Cell(f"{share:.2f}", share <= SOONER)
     of_bound = means[OURS] / means[BOUND]
-    return Told(f"{share:.2f} ({of_bound:.2f} of the bound)", of_bound <= NEAR)
+    return Cell(f"{share:.2f} ({of_bound:.2f} of the bound)", of_bound <= NEAR)
 
 
-def _beside(baseline: str) -> Callable[[Played], Told | None]:
+def _beside(baseline: str) -> Callable[[Played], Cell | None]:
     """The same of another policy, of which nothing is asked."""
 
-    def told(one: Played) -> Told | None:
+    def cell(one: Played) -> Cell | None:
         if baseline not in one.runs:
             return None
         before, other = (estimates(one.runs[name])["ttft_p90"].mean for name in (BASE, baseline))
-        return Told(f"{other / before:.2f}", is_met=True)
+        return Cell(f"{other / before:.2f}", is_met=True)
 
-    return told
+    return cell
 
 
 def _is_later(one: Played, name: str) -> bool:
@@ -81,44 +81,44 @@ def _is_later(one: Played, name: str) -> bool:
     return change.mean - (change.half or 0.0) > 0.0
 
 
-def _time(name: str) -> Callable[[Played], Told]:
-    def told(one: Played) -> Told:
+def _time(name: str) -> Callable[[Played], Cell]:
+    def cell(one: Played) -> Cell:
         before, after = (estimates(one.runs[policy])[name].mean for policy in (BASE, OURS))
-        return Told(f"{after / before:.2f}", not _is_later(one, name))
+        return Cell(f"{after / before:.2f}", not _is_later(one, name))
 
-    return told
+    return cell
 
 
-def _good(one: Played) -> Told:
+def _good(one: Played) -> Cell:
     change = changes(one.runs[BASE], one.runs[OURS])["good"]
-    return Told(f"{100 * change.mean:+.0f}", change.mean + (change.half or 0.0) >= 0.0)
+    return Cell(f"{100 * change.mean:+.0f}", change.mean + (change.half or 0.0) >= 0.0)
 
 
-def _hits(one: Played) -> Told | None:
+def _hits(one: Played) -> Cell | None:
     if one.load > BUSY or one.settings.engine.build().kv_tokens < AMPLE_TOKENS:
         return None
     share = estimates(one.runs[OURS])["hit_share"].mean
-    return Told(f"{100 * share:.0f}", share >= HITS)
+    return Cell(f"{100 * share:.0f}", share >= HITS)
 
 
-def _carried(one: Played) -> Told | None:
-    """Share of the base's SLO capacity; a scene has one, told at its first load."""
+def _carried(one: Played) -> Cell | None:
+    """Share of the base's SLO capacity; a scene has one, shown at its first load."""
     means = _slo_capacities(one)
     if not means.get(BASE) or OURS not in means:
         return None
     share = means[OURS] / means[BASE]
-    return Told(f"{share:.2f}", share >= MORE)
+    return Cell(f"{share:.2f}", share >= MORE)
 
 
-def _ahead(baseline: str) -> Callable[[Played], Told | None]:
-    def told(one: Played) -> Told | None:
+def _ahead(baseline: str) -> Callable[[Played], Cell | None]:
+    def cell(one: Played) -> Cell | None:
         means = _slo_capacities(one)
         if not means.get(baseline) or OURS not in means:
             return None
         share = means[OURS] / means[baseline]
-        return Told(f"{share:.2f}", share > 1.0)
+        return Cell(f"{share:.2f}", share > 1.0)
 
-    return told
+    return cell
 
 
 def _slo_capacities(one: Played) -> dict[str, float]:
@@ -128,7 +128,7 @@ def _slo_capacities(one: Played) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-_BY_LOAD: Final[dict[str, Callable[[Played], Told | None]]] = {
+_BY_LOAD: Final[dict[str, Callable[[Played], Cell | None]]] = {
     f"TTFT p90 / `{BASE}`'s: not worse; from {BUSY:g} on ≤ {SOONER:g}, or where the bound is not, "
     f"≤ {NEAR:.2f} of the bound": _p90,
     **{f"the same of `{name}`": _beside(name) for name in (*BASELINES, BOUND)},
@@ -137,7 +137,7 @@ _BY_LOAD: Final[dict[str, Callable[[Played], Told | None]]] = {
     f"requests in time, points more than `{BASE}`: not fewer": _good,
     f"hits, % of the ceiling: ≥ {100 * HITS:g} up to {BUSY:g}, caches ample": _hits,
 }
-_BY_SCENE: Final[dict[str, Callable[[Played], Told | None]]] = {
+_BY_SCENE: Final[dict[str, Callable[[Played], Cell | None]]] = {
     f"SLO capacity / `{BASE}`'s: ≥ {MORE:g}": _carried,
     **{f"SLO capacity / `{baseline}`'s: > 1": _ahead(baseline) for baseline in BASELINES},
 }
@@ -146,7 +146,7 @@ _BY_SCENE: Final[dict[str, Callable[[Played], Told | None]]] = {
 def targets_of(played: Sequence[Played]) -> str:
     """Return the table: a row per scene, a column per target, in a cell numbers by load.
 
-    What is missed is in bold; a target that is told nowhere has no column. Empty where either
+    What is missed is in bold; a target that is shown nowhere has no column. Empty where either
     policy was not played.
     """
     scenes: dict[str, list[Played]] = {}
@@ -161,7 +161,7 @@ def targets_of(played: Sequence[Played]) -> str:
     }
     for label, read in _BY_SCENE.items():
         columns[label] = [_cell(read(group[0])) for group in scenes.values()]
-    shown = {label: cells for label, cells in columns.items() if any(map(_is_told, cells))}
+    shown = {label: cells for label, cells in columns.items() if any(map(_is_filled, cells))}
     head = f"| what is asked; **missed** | {' | '.join(shown)} |"
     rows = [
         f"| {scene} | {' | '.join(cells)} |"
@@ -170,11 +170,11 @@ def targets_of(played: Sequence[Played]) -> str:
     return "\n".join([head, f"|{'---|' * (len(shown) + 1)}", *rows]) + "\n"
 
 
-def _is_told(cell: str) -> bool:
+def _is_filled(cell: str) -> bool:
     return cell.strip("-/ ") != ""
 
 
-def _cell(told: Told | None) -> str:
-    if told is None:
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
         return "-"
-    return told.text if told.is_met else f"**{told.text}**"
+    return cell.text if cell.is_met else f"**{cell.text}**"

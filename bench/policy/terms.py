@@ -189,7 +189,7 @@ def main() -> None:
     tasks = tasks_of(args, capacities, kept)
     cells = cells_of(tasks, kept.results("run", done, tasks, Measures))
     write(args, capacities, cells)
-    print(told(cells))
+    print(table_of(cells))
 
 
 def cells_of(tasks: Sequence[Task], found: Sequence[Measures]) -> list[Cell]:
@@ -255,7 +255,7 @@ def picture_of(cells: Sequence[Cell]) -> str:
     )
 
 
-def told(cells: Sequence[Cell]) -> str:
+def table_of(cells: Sequence[Cell]) -> str:
     head = ["scene", "load", "policy", *(METRICS[name][0] for name in SHOWN)]
     rows = [
         [one.scene, f"{one.load:g}" if one.load else "", one.policy]

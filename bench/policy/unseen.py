@@ -1,7 +1,7 @@
 """`first-token` against `kv-cost` on traffic it was not chosen on: `python -m bench.policy.unseen`.
 
 Every shape of `shapes.py` around what its fleet can do, and some of them with other caches,
-engines, blocks, replicas and delays. Both policies see the same requests, so what is told is the
+engines, blocks, replicas and delays. Both policies see the same requests, so what is shown is the
 change, with its 95 % interval over seeds. What has ended is kept beside the output.
 """
 
@@ -261,7 +261,7 @@ def _row(task: Task, pairs: Sequence[tuple[Measures, Measures]]) -> Row:
     )
 
 
-def told(rows: Sequence[Row]) -> str:
+def table_of(rows: Sequence[Row]) -> str:
     """Lay the cells out for a terminal."""
     head = ["shape", "ground", "workers", "load", *(METRICS[name][0] for name in (*TOLD, *WHOLE))]
     lines = []
@@ -330,7 +330,7 @@ def main() -> None:
         "rows": rows,
     }
     write_json(args.out, result)
-    print(told(rows))
+    print(table_of(rows))
 
 
 if __name__ == "__main__":

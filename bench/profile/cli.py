@@ -93,8 +93,8 @@ def _profiler() -> str | None:
 
 def _file_name(name: str) -> str:
     """Of a workload: letters and digits, the rest dashes."""
-    words = "".join(one if one.isalnum() else " " for one in name).split()
-    return "-".join(words).lower()
+    parts = "".join(one if one.isalnum() else " " for one in name).split()
+    return "-".join(parts).lower()
 
 
 def _parser() -> argparse.ArgumentParser:

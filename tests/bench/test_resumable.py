@@ -52,8 +52,8 @@ def test_what_other_code_has_measured_does_not_count(
 
 
 def test_code_that_is_not_committed_is_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"rev-parse": "trees", "diff": ""}
-    monkeypatch.setattr(resumable, "git", lambda command, *_: told[command])
+    answers = {"rev-parse": "trees", "diff": ""}
+    monkeypatch.setattr(resumable, "git", lambda command, *_: answers[command])
     committed = resumable._code_of()
-    told["diff"] = "a change"
+    answers["diff"] = "a change"
     assert resumable._code_of() != committed

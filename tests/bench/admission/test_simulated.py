@@ -69,7 +69,7 @@ def test_slo_shed_keeps_narrow_targets_with_its_defaults(name: str, rate: float)
 
 
 def test_who_comes_back_after_minutes_of_overload_finds_a_place() -> None:
-    """What cannot be promised soon is promised late, and not told a time at which it is refused."""
+    """What cannot be promised soon is promised late, and not given a time when it is refused."""
     script = Script(
         read_workload("prefill-bound"), rate=1.6 * 24.5, seconds=240.0, warm_up_s=0.0, tail_s=60.0
     )

@@ -37,7 +37,7 @@ def test_a_prompt_is_computed_in_chunks_then_a_token_a_step() -> None:
     assert run(worker) == [(13.5, 1, "first_token"), (15.7, 1, "done")]
 
 
-def test_a_full_block_of_output_is_told_and_the_last_one_is_the_end() -> None:
+def test_a_full_block_of_output_is_reported_and_the_last_one_is_the_end() -> None:
     worker = SimulatedWorker(1, SETTINGS)
     worker.submit(client(1, 16, 33), 0.0)
     kinds = [kind for _, _, kind in run(worker)]

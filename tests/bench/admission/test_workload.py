@@ -37,7 +37,7 @@ def test_arrivals_come_at_the_rate_and_in_the_shares_of_the_file(name: str) -> N
         }
 
 
-def test_bursts_are_as_bursty_as_told() -> None:
+def test_bursts_are_as_bursty_as_set() -> None:
     source = Source("batch", "t", 0.5, 1, 1, cv=3.0)
     arrivals = source.arrivals(20.0, Random(1))
     times = [next(arrivals) for _ in range(20_000)]

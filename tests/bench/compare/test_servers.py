@@ -44,9 +44,9 @@ if not seen.exists():
 """
     with RunningServer(Contender("one", (sys.executable, "-c", once + SERVER))) as server:
         assert server.started_in_s > 0.0
-    for text, told in (("Address already in use", "5 free ports"), ("no such flag", "no such")):
+    for text, error in (("Address already in use", "5 free ports"), ("no such flag", "no such")):
         command = sys.executable, "-c", f"raise SystemExit({text!r})"
-        with pytest.raises(BadAnswer, match=told), RunningServer(Contender("one", command)):
+        with pytest.raises(BadAnswer, match=error), RunningServer(Contender("one", command)):
             pass
 
 

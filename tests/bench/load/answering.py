@@ -1,4 +1,4 @@
-"""A server on loopback that treats every connection as it is told to."""
+"""A server on loopback that treats every connection as it is set to."""
 
 from __future__ import annotations
 

@@ -56,15 +56,15 @@ def test_every_step_of_every_operation_is_answered_once(pieces: Sequence[bytes])
 
 
 @pytest.mark.parametrize(
-    ("pieces", "words"),
+    ("pieces", "text"),
     [
         ((), "closed"),
         ((b"HTTP/1.1 200 OK\r\n\r\n",), "no content-length"),
         ((OK + b"more",), "more bytes"),
     ],
 )
-def test_odd_answers_are_bad_answers(pieces: Sequence[bytes], words: str) -> None:
-    with server(*pieces) as address, pytest.raises(BadAnswer, match=words):
+def test_odd_answers_are_bad_answers(pieces: Sequence[bytes], text: str) -> None:
+    with server(*pieces) as address, pytest.raises(BadAnswer, match=text):
         drive_all(address, range(1), steps=1)
 
 

@@ -40,8 +40,8 @@ def test_who_knows_the_law_knows_nothing_of_what_will_come(rise_s: float, prepar
         changed.drawn = ends
         if now < last.begin_s + rise_s + last.stays_s:  # it has not begun to fall
             changed.drawn = [*ends[:-1], Burst(last.begin_s, last.stays_s + 500.0)]
-        told = [Lawful(one, prepared)._at(float(now)) for one in (bursts, changed)]
-        assert told[0] == told[1]
+        rates = [Lawful(one, prepared)._at(float(now)) for one in (bursts, changed)]
+        assert rates[0] == rates[1]
 
 
 def test_who_is_prepared_has_engines_before_a_burst_and_not_right_after_one() -> None:

@@ -15,8 +15,8 @@ from bench.planner.scale_down import (
     halfway,
     never_there,
     removals,
+    result_of,
     rows_of,
-    told,
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
@@ -43,7 +43,7 @@ def hit_rate_of_chats(removed: str, seed: int) -> float:
     leaving: list[int] = []
     if removed == "advised":
         core = router.replicas[0].core
-        asked: list[ScaleDownCandidate] = told(core.scale_down.candidates(GONE, None, None))
+        asked: list[ScaleDownCandidate] = result_of(core.scale_down.candidates(GONE, None, None))
         leaving = [one.worker_id for one in asked]
     elif removed == "newest":
         leaving = cluster.worker_ids("workers")[-GONE:]
