@@ -33,7 +33,7 @@ OBJECT_STORE_BYTES = 80 * 2**20
 
 
 def haproxy(folder: str) -> dict[str, str]:
-    """What keeps HAProxy beside others of its kind, where Ray is told to use it."""
+    """What keeps HAProxy beside others of its kind, where Ray is set to use it."""
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",

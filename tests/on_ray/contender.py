@@ -1,4 +1,4 @@
-"""A process that wants to act: joins the cluster, and tells every look at its lease.
+"""A process that wants to act: joins the cluster, and reports every look at its lease.
 
 Run as `python -m tests.on_ray.contender NAME DURATION_S`. A line is `held TIME` or `not TIME`, by
 the monotonic clock of the machine, which all processes share.

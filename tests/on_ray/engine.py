@@ -15,7 +15,7 @@ BLOCK = 16
 
 
 class Engine:
-    """One replica; what it is asked ends when it is told to (`finish`)."""
+    """One replica; what it is asked ends at `finish`."""
 
     async def __init__(self, namespace: str) -> None:  # type: ignore[misc] # Serve awaits it
         self._publisher = EventPublisher()

@@ -27,9 +27,9 @@ class OwnPool:
         self._desired = self._ready = 1
 
     def replicas(self) -> tuple[int, int]:
-        told = self._desired, self._ready
+        counts = self._desired, self._ready
         self._ready = self._desired
-        return told
+        return counts
 
     def scale(self, replicas: int) -> None:
         self._desired = replicas

@@ -2,7 +2,7 @@
 
 Its tracker builds `dynamo.llm.SelectionService`, which the cluster's setup hook provides; nothing
 of ai-dynamo is installed. Ray's classes come out of its wheel, only their subscription to Serve's
-controller is left out: tests tell them which replicas there are.
+controller is left out: tests set which replicas there are.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def tracker(rank: int = 0) -> Any:
     """Ray's tracker, of one ingress replica."""
     from ray.llm._internal.serve.routing_policies.kv_aware.kv_token_tracker import KVTokenTracker
 
-    class Told(KVTokenTracker):  # type: ignore[misc]
+    class TrackerWithReplicas(KVTokenTracker):  # type: ignore[misc]
         def _start_replica_tracking(self) -> None:
             pass
 
     from select_service.compat.dynamo import install
 
     install()
-    made = Told(ingress_replica_rank=rank)
+    made = TrackerWithReplicas(ingress_replica_rank=rank)
     assert isinstance(made._svc, SelectionService)
     return made
 
@@ -68,7 +68,7 @@ def replica(name: str, publisher: EventPublisher | None) -> Any:
     )
 
 
-def tell(trackers: list[Any], *replicas: Any) -> None:
+def set_replicas(trackers: list[Any], *replicas: Any) -> None:
     from ray.serve._private.common import DeploymentTargetInfo
 
     for one in trackers:
@@ -141,7 +141,7 @@ async def settled(chooser: Any, trackers: list[Any]) -> None:
 def test_ingress_replicas_stay_in_step_by_rays_broadcast() -> None:
     async def play() -> None:
         async with ingresses(3) as trackers:
-            tell(trackers, replica("a", None), replica("b", None))
+            set_replicas(trackers, replica("a", None), replica("b", None))
             for one in trackers:
                 await until(lambda one=one: is_known(one, "a", "b"))  # type: ignore[misc]
             both = [worker_id("a"), worker_id("b")]
@@ -150,17 +150,17 @@ def test_ingress_replicas_stay_in_step_by_rays_broadcast() -> None:
                 tokens = list(range(100 * number, 100 * number + 40))
                 await chooser.select_worker(f"r{number}", tokens, both, 64)
                 await settled(chooser, trackers)
-            told = [loads(one) for one in trackers]
-            assert told[0] == told[1] == told[2]
-            assert sum(row[2] for row in told[0].values()) == 9
-            assert {row[2] for row in told[0].values()} == {4, 5}  # spread by load
+            loads_seen = [loads(one) for one in trackers]
+            assert loads_seen[0] == loads_seen[1] == loads_seen[2]
+            assert sum(row[2] for row in loads_seen[0].values()) == 9
+            assert {row[2] for row in loads_seen[0].values()} == {4, 5}  # spread by load
             computed = [("on_prefill_complete", (f"r{number}",)) for number in range(9)]
             for one in trackers:
                 await one.on_lifecycle_events(computed)
                 await one.on_lifecycle_events([("on_decode_progress", ("r0", 20))])
-            told = [loads(one) for one in trackers]
-            assert told[0] == told[1] == told[2]
-            assert all(row[0] == 0 for row in told[0].values())
+            loads_seen = [loads(one) for one in trackers]
+            assert loads_seen[0] == loads_seen[1] == loads_seen[2]
+            assert all(row[0] == 0 for row in loads_seen[0].values())
             for one in trackers:
                 await one.on_lifecycle_events(
                     [("on_request_completed", (f"r{number}",)) for number in range(9)]
@@ -173,11 +173,11 @@ def test_ingress_replicas_stay_in_step_by_rays_broadcast() -> None:
 def test_a_replica_that_goes_takes_its_load_along() -> None:
     async def play() -> None:
         async with ingresses(1) as (one,):
-            tell([one], replica("a", None), replica("b", None))
+            set_replicas([one], replica("a", None), replica("b", None))
             await until(lambda: is_known(one, "a", "b"))
             await one.select_worker("r", PROMPT, [worker_id("a")])
             assert loads(one)[worker_id("a")][2] == 1
-            tell([one], replica("b", None))
+            set_replicas([one], replica("b", None))
             await until(lambda: is_known(one, "b"))
             assert set(loads(one)) == {worker_id("b")}
             chosen = await one.select_worker("s", PROMPT, [worker_id("b")])
@@ -202,7 +202,7 @@ def test_rays_router_sends_a_prompt_where_its_prefix_is() -> None:
                 router = KVAwareRouter.__new__(KVAwareRouter)
                 router.initialize_state()
                 candidates = [replica("a", None), replica("b", publisher)]
-                tell([one], *candidates)
+                set_replicas([one], *candidates)
                 await until(lambda: is_known(one, "a", "b"))
                 stored = StoredBlocks((1, 2, 3, 4), None, tuple(PROMPT))
                 batch = encode_batch(1.0, [stored], block_size=BLOCK)

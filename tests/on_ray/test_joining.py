@@ -1,4 +1,4 @@
-"""A planner that is told to join a Ray that is not there."""
+"""A planner that is to join a Ray that is not there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.live.ports import HOST, free_port
 
 
-def test_a_cluster_nobody_answers_for_is_told_at_once() -> None:
+def test_a_cluster_nobody_answers_for_is_reported_at_once() -> None:
     """Ray itself would try for two minutes."""
     pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     address = f"{HOST}:{free_port()}"
@@ -21,6 +21,6 @@ def test_a_cluster_nobody_answers_for_is_told_at_once() -> None:
         env=os.environ | {"RAY_ADDRESS": address},
         check=False, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    told = done.stderr.strip().rpartition("\n")[2]
-    assert "the connector needs a Ray cluster to join" in told
-    assert f"RAY_ADDRESS={address}" in told
+    error = done.stderr.strip().rpartition("\n")[2]
+    assert "the connector needs a Ray cluster to join" in error
+    assert f"RAY_ADDRESS={address}" in error

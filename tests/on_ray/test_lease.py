@@ -54,7 +54,7 @@ class Contender:
         return lambda: any(is_held == wanted for is_held, _ in self.said[begun:])
 
     def lapsed_since(self, begun: int) -> bool:
-        """Whether at some time nothing had told it for a whole duration that it holds the lease."""
+        """Whether at some time no answer for a whole duration said that it holds the lease."""
         held = [at for is_held, at in self.said[begun - 1 :] if is_held]
         return max(later - at for at, later in pairwise([*held, self.said[-1][1]])) > DURATION_S
 
@@ -78,7 +78,7 @@ def contenders(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[lis
 
 
 def _never_both(contenders: list[Contender]) -> None:
-    """Whatever one does on having been told that it holds the lease, the other does not begin."""
+    """Whatever one does after the answer that it holds the lease, the other does not begin."""
     acts = sorted(
         (at, number) for number, one in enumerate(contenders) for is_held, at in one.said if is_held
     )
@@ -115,7 +115,7 @@ def test_who_was_cut_off_finds_that_another_acts(contenders: list[Contender]) ->
     wait_until(lambda: other.holds, "the other has taken over")
     again = leader.looks_again(wanted=False)
     leader.process.send_signal(signal.SIGCONT)
-    wait_until(again, "it has been told")
+    wait_until(again, "it has been answered")
     assert other.holds
 
 
@@ -174,7 +174,7 @@ def test_the_actor_needs_nothing_of_this_package_where_it_runs(cluster: Cluster)
         "made = pickle.load(sys.stdin.buffer)(); "
         "print(made.hold('a', 1.0, holds=True), made.hold('b', 1.0, holds=False))"
     )
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", elsewhere], input=shipped, capture_output=True, check=True
     )
-    assert told.stdout.split() == [b"a", b"a"]
+    assert ended.stdout.split() == [b"a", b"a"]

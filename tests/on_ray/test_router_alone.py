@@ -275,12 +275,12 @@ async def test_a_replica_that_raises_ends_as_failed(scene: Scene) -> None:
     best = (await scene.choose(request))[0][0]
     scene.send(request, best)
     (replica,) = (one for one in scene.replicas if one.replica_id.unique_id == best)
-    told: list[Callable[[object], None]] = []
-    result = SimpleNamespace(add_done_callback=told.append)
+    callbacks: list[Callable[[object], None]] = []
+    result = SimpleNamespace(add_done_callback=callbacks.append)
     scene.router.on_request_routed(request, replica.replica_id, result)
     await asyncio.sleep(0)
-    scene.complete(best)  # Serve tells of the end first
-    told[0](RuntimeError("the engine is dead"))
+    scene.complete(best)  # Serve reports the end first
+    callbacks[0](RuntimeError("the engine is dead"))
     time.sleep(0.05)  # noqa: ASYNC251 - the loop comes back after reports are sent for as long
     await scene.until({})
     text = (await asyncio.to_thread(httpx.get, f"{scene.url}/metrics")).text

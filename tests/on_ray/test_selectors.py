@@ -30,7 +30,7 @@ def test_one_of_two_is_killed(cluster: Cluster) -> None:
         lambda: [one["worker_id"] for one in httpx.get(f"{new}/workers").json()] == [7],
         "the catalog came along",
     )
-    wait_until(lambda: _knows(new, old) and _knows(old, new), "they hear each other")
+    wait_until(lambda: _knows(new, old) and _knows(old, new), "they receive each other's messages")
     _booked_at_one_is_completed_at_the_other(new, old)
     wait_until(selectors.loads_are_zero, "nothing is left")
     # the new one may still wait for the books of the dead one, until it is looked for no more
@@ -60,8 +60,8 @@ def _booked_at_one_is_completed_at_the_other(first: str, second: str) -> None:
 
     wait_until(lambda: known(second), "the other one knows the reservation")
     httpx.delete(f"{second}/reservations/{name}").raise_for_status()
-    # of what nobody has a lease on, who dies before he could tell takes the news with him
-    wait_until(lambda: not known(first), "the first one has heard that it is over")
+    # of what nobody has a lease on, a selector that dies before it could publish loses the end
+    wait_until(lambda: not known(first), "the first one has received that it is over")
 
 
 async def _work_through_a_death(urls: list[str]) -> None:

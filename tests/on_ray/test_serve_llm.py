@@ -64,8 +64,8 @@ def converse(cluster: Cluster, *, may_fail: bool = False) -> None:
         if may_fail and answer.status_code >= 500:
             return None
         assert answer.status_code == 200, answer.text
-        told: list[int] = answer.json()["choices"][0]["token_ids"]
-        return told
+        token_ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return token_ids
 
     llm.converse(ask)
 

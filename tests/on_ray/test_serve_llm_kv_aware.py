@@ -129,23 +129,23 @@ def test_the_example_with_rays_router(cluster: Cluster, tmp_path: Path) -> None:
             assert kill_replicas(llm.APP, llm.deployment("LLMServer"), 1) == 1
         wait_until(lambda: len(workers() & first) == 1, "the dead replica is forgotten")
         wait_until(nothing_is_left, "what it had is freed, and what its caller gave up")
-        wait_until(streams.are_routed, "HAProxy has heard of the death")
+        wait_until(streams.are_routed, "HAProxy has noticed the death")
         llm.converse(streams.ask)
         wait_until(nothing_is_left, "what was booked afterwards is freed")
         compare(streams)
 
 
 def hook() -> str:
-    """What conftest.py has told Ray already."""
+    """What conftest.py has set in Ray already."""
     return 'runtime_env={"worker_process_setup_hook": "select_service.compat.dynamo.install"}'
 
 
 def compare(streams: Streams) -> None:
     """Every prediction is what its engine had, and most prompts had a beginning there."""
-    told = streams.cached_tokens
-    predicted = {name: cached for name, (_, cached) in predictions(list(told)).items()}
-    assert predicted == told
-    assert sum(cached > 0 for cached in told.values()) > len(told) / 2
+    cached = streams.cached_tokens
+    predicted = {name: cached for name, (_, cached) in predictions(list(cached)).items()}
+    assert predicted == cached
+    assert sum(cached > 0 for cached in cached.values()) > len(cached) / 2
 
 
 def in_ingress(look: Callable[[Any], Any]) -> Any:
@@ -180,16 +180,18 @@ def predictions(names: list[str]) -> dict[str, tuple[int, int]]:
         found = {}
         for name in names:
             try:
-                told = reports.explain(reports.find(name))
+                reported = reports.explain(reports.find(name))
             except DecisionNotFound:
                 continue
-            chosen = told.decision().chosen.worker_id
-            (its,) = (one for one in told.candidates(0, len(told)) if one.worker_id == chosen)
+            chosen = reported.decision().chosen.worker_id
+            (its,) = (
+                one for one in reported.candidates(0, len(reported)) if one.worker_id == chosen
+            )
             found[name] = chosen, its.cached_tokens
         return found
 
-    told: dict[str, tuple[int, int]] = in_ingress(look)
-    return told
+    found: dict[str, tuple[int, int]] = in_ingress(look)
+    return found
 
 
 def nothing_is_left() -> bool:
