@@ -1,4 +1,4 @@
-"""The service without HTTP, in this very process: deploy/docs/embedding.md tells more."""
+"""The service without HTTP, in this very process: deploy/docs/embedding.md has more."""
 
 import asyncio
 

@@ -38,7 +38,7 @@ class Relay(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except ClientDisconnect:
-            pass  # nobody is there to be told
+            pass  # nobody is there to answer
         finally:
             await self.answer.aclose()
 
@@ -96,7 +96,7 @@ def application(gateway: Gateway) -> Starlette:
 async def serve(arguments: argparse.Namespace) -> None:
     """Serve until interrupted."""
     tokenizer = HuggingFaceTokenizer(arguments.tokenizer) if arguments.tokenizer else None
-    options = Options(retry_refused=False)  # clients hear at once when to come again
+    options = Options(retry_refused=False)  # clients learn at once when to come again
     async with AsyncClient(*arguments.service, options=options) as client:
         app = application(Gateway(client, tokenizer=tokenizer))
         config = uvicorn.Config(

@@ -57,7 +57,7 @@ def _draw(server: Server) -> None:
     with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(ARGS))
         _picture(chromium, server, "fleet", "console-fleet.png", width=1280, theme="light")
-        view = f"decisions/{_telling(server)}"
+        view = f"decisions/{_decision_with_terms(server)}"
         _picture(chromium, server, view, "console-decision.png", width=1100, theme="dark")
         chromium.close()
 
@@ -70,7 +70,7 @@ def _selections(server: Server) -> float:
     return float(line.split()[1])
 
 
-def _telling(server: Server) -> str:
+def _decision_with_terms(server: Server) -> str:
     """The decision whose candidates differ most in what they hold of the prompt."""
     found: Any = server.request("GET", "/decisions?limit=200&candidates=true").json
 

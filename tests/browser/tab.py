@@ -77,7 +77,7 @@ STICKING_OUT = """() => [...document.querySelectorAll("#content .panel")].flatMa
 def axe(page: Page) -> list[str]:
     """What axe finds, by the rules of WCAG 2.2 AA and its own best practice."""
     page.evaluate(AXE.read_text("utf-8"))
-    found: list[dict[str, Any]] = page.evaluate("axe.run().then((told) => told.violations)")
+    found: list[dict[str, Any]] = page.evaluate("axe.run().then((result) => result.violations)")
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
 
 
@@ -93,12 +93,12 @@ class Tab:
         self.page.set_default_timeout(WAIT_MS)
         self.complaints: list[str] = []
         self.service_may_be_away = False
-        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("console", lambda message: self._on_message(message.type, message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
         self.page.on("request", self._see)
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _on_message(self, kind: str, text: str) -> None:
         if kind in {"error", "warning"} and not (self.service_may_be_away and LOST.search(text)):
             self.complaints.append(f"{kind}: {text}")
 
@@ -148,7 +148,7 @@ class Tab:
 
     def rows(self, table: str) -> dict[str, dict[str, str]]:
         """A table as people see it: by the key of the row, then by column head."""
-        told: dict[str, dict[str, str]] = self.page.evaluate(
+        rows: dict[str, dict[str, str]] = self.page.evaluate(
             """(name) => {
               const table = document.querySelector(`[data-table="${name}"]`);
               const heads = [...table.tHead.rows[0].cells].map((cell) => cell.innerText);
@@ -159,7 +159,7 @@ class Tab:
             }""",
             table,
         )
-        return told
+        return rows
 
     def order(self, table: str) -> list[str]:
         """The keys of a table's rows from top to bottom."""

@@ -181,7 +181,7 @@ def test_changes_take_a_token_with_more_rights(serve: Serve, tab: Tabs, tmp_path
     page.page.wait_for_selector(TOKEN)
     kept = page.page.evaluate("[Object.values(sessionStorage), Object.values(localStorage)]")
     assert kept == [[file.tokens["reader"]], ["system"]]
-    # what a good token cannot do is told where it was asked for
+    # what a good token cannot do is shown where it was asked for
     ask("DELETE", "/workers/2")
     show(TOKEN, "operator")
     page.page.wait_for_selector(TOKEN, state="detached")

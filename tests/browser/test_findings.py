@@ -19,7 +19,7 @@ LASTING = "[data-code]:not(#suspected [data-code])"
 ARTICLE = "article:not(#suspected article)"
 
 
-def test_what_has_not_lasted_is_told_as_the_command_tells_it(serve: Serve, tab: Tabs) -> None:
+def test_what_has_not_lasted_is_shown_as_the_command_shows_it(serve: Serve, tab: Tabs) -> None:
     server = serve("--doctor-interval-s", "0.2")
     register(server, 1, block_size=None)
     page = tab(server)

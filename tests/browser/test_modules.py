@@ -113,36 +113,36 @@ def test_what_a_rank_was_chosen_for_is_counted_from_when_it_was_first_seen(
     ]
     script = """
       const s = new m.Store();
-      const told = [];
+      const served = [];
       for (const [at, ...totals] of arg) {
         s.atMs = at;
         s.notePast("1/0", [at, ...totals]);
-        told.push(s.servedBy("1/0", 30000));
+        served.push(s.servedBy("1/0", 30000));
       }
-      return told;"""
-    told = run("store.js", script, rows)
-    assert told[0] is None, "nothing has passed yet"
-    assert told[1] == {"at_ms": 2000, "selections": 5, "hitRate": 1}
-    assert (told[2]["selections"], told[2]["hitRate"]) == (5, 1)
-    assert (told[3]["selections"], told[3]["hitRate"]) == (0, None), "idle for half a minute"
-    assert told[4]["selections"] == pytest.approx(4 / 30)
-    assert told[4]["hitRate"] == 0.75
-    assert told[5] is None
+      return served;"""
+    served = run("store.js", script, rows)
+    assert served[0] is None, "nothing has passed yet"
+    assert served[1] == {"at_ms": 2000, "selections": 5, "hitRate": 1}
+    assert (served[2]["selections"], served[2]["hitRate"]) == (5, 1)
+    assert (served[3]["selections"], served[3]["hitRate"]) == (0, None), "idle for half a minute"
+    assert served[4]["selections"] == pytest.approx(4 / 30)
+    assert served[4]["hitRate"] == 0.75
+    assert served[5] is None
 
 
 def test_a_page_opened_later_has_what_the_service_has_kept_of_a_rank(
     run: Callable[..., Any],
 ) -> None:
     fields = ["worker_id", "dp_rank", "selections", "isl_tokens", "selected_prefill_tokens"]
-    told = snapshot("one", [60_000] + [0] * 8)
-    told["about"] |= {"rank_fields": fields}
-    told |= {
+    kept = snapshot("one", [60_000] + [0] * 8)
+    kept["about"] |= {"rank_fields": fields}
+    kept |= {
         "chosen": [[15_000, [["1/0", 0, 0, 0]]], [30_000, [["1/0", 30, 400, 100]]]],
         "workers": [{"worker_id": "1", "ranks": [0, 1]}],
         "ranks": [["1", 0, 60, 800, 200]],
     }
     script = "const s = new m.Store(); for (const one of arg) s.take('snapshot', one);"
-    series = run("store.js", script + " return s.served('1');", [told, told])
+    series = run("store.js", script + " return s.served('1');", [kept, kept])
     assert [one["at_ms"] for one in series] == [*range(20_000, 60_001, 5000)]
     assert {one["hitRate"] for one in series if one["selections"]} == {0.75}
     assert [one["selections"] for one in series][2:4] == [2, 1.5]

@@ -97,7 +97,7 @@ def test_a_restart_is_survived(serve: Serve, tab: Tabs) -> None:
     page.until("[data-vital=reservations]", "1")
 
 
-def test_too_many_pages_are_told_so(serve: Serve, tab: Tabs) -> None:
+def test_too_many_pages_are_refused(serve: Serve, tab: Tabs) -> None:
     server = serve("--console-clients-max", "1")
     first = tab(server)
     first.open("fleet")
@@ -255,7 +255,7 @@ def test_axe_finds_nothing(serve: Serve, tab: Tabs, theme: str) -> None:
     page.find("button:has-text('Drain')").click()
     page.page.wait_for_selector("dialog[open]")
     found["dialog"] = page.axe()
-    assert {view: told for view, told in found.items() if told} == {}
+    assert {view: violations for view, violations in found.items() if violations} == {}
 
 
 LIGHTNESS = """() => {

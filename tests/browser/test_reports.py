@@ -103,7 +103,7 @@ def note(some: list[str], name: str, event: object) -> None:
 def test_a_report_can_be_read(
     browser: Browser, tmp_path: Path, made: Callable[[Path], tuple[str, list[str]]]
 ) -> None:
-    address, words = made(tmp_path)
+    address, texts = made(tmp_path)
     looks: tuple[tuple[int, Any], ...] = ((1280, "light"), (390, "dark"))
     for width, theme in looks:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
@@ -115,7 +115,7 @@ def test_a_report_can_be_read(
         tab.goto(address)
         assert len(tab.title()) > 15, "among ten tabs it is found again"
         text = tab.inner_text("body")
-        assert [word for word in words if word not in text] == []
+        assert [word for word in texts if word not in text] == []
         plots = tab.locator("svg:not([aria-hidden])")  # samples of a legend have its words
         assert plots.count() >= 3
         nameless = "all => all.filter((one) => !one.getAttribute('aria-label')).length"

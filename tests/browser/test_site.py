@@ -37,4 +37,4 @@ def test_axe_finds_nothing_on_the_site(browser: Browser) -> None:
             page.wait_for_selector(".md-search[aria-label]", state="attached")
             found[name, theme] = axe(page)
         context.close()
-    assert {one: told for one, told in found.items() if told} == {}
+    assert {one: violations for one, violations in found.items() if violations} == {}

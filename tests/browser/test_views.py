@@ -71,7 +71,7 @@ def _same_as_loads(server: Server, page: Tab) -> None:
         for key, row in page.rows("fleet").items()
         if "/" in key
     }
-    told = {
+    expected = {
         f"{row['worker_id']}/{row['dp_rank']}": (
             row["potential_prefill_tokens"],
             row["potential_decode_blocks"],
@@ -80,7 +80,7 @@ def _same_as_loads(server: Server, page: Tab) -> None:
         for scope in call(server, "GET", "/loads")
         for row in scope["loads"]
     }
-    assert shown == told
+    assert shown == expected
 
 
 def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
@@ -91,8 +91,8 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         page.open("fleet")
         page.until('[data-key="1/0"]', "silent")
         page.until("[data-card=events] b", "0 of 1 heard")
-        told = time.time() - 300
-        publish(engine, 0, list(range(64)), 100, told)
+        sent_at = time.time() - 300
+        publish(engine, 0, list(range(64)), 100, sent_at)
         page.until('[data-key="1/0"]', "current")
         page.until("[data-card=events] b", "in order")
         row = page.rows("fleet")["1/0"]
@@ -100,14 +100,14 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         assert row["Last event"].startswith("5 min")
         page.until('[data-key="1/0"] > :nth-child(11)', "0 s")  # later than itself it is not
         # later than the first by all that has passed since; more would be a clock that was set
-        publish(engine, 5, list(range(500, 532)), 200, told - 0.9)
+        publish(engine, 5, list(range(500, 532)), 200, sent_at - 0.9)
         page.until('[data-key="1/0"]', "uncertain")  # nobody can be asked for what is missing
         row = page.rows("fleet")["1/0"]
         assert (row["Cached blocks"], row["Gaps · lost"]) == ("6", "1 · 4")
         assert page.text("[data-card=events] b") == "1 in trouble"
         number = 6  # the lag of who says no more is over when that has passed: it goes on
         while page.rows("fleet")["1/0"]["Lag"] in {"0 s", "unknown"}:
-            publish(engine, number, list(range(16)), 1000 + number, told - 0.9)
+            publish(engine, number, list(range(16)), 1000 + number, sent_at - 0.9)
             number += 1
             assert number < 100
             page.page.wait_for_timeout(200)
@@ -150,17 +150,17 @@ def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:
     call(server, "POST", "/workers/3/drain", {})
     book(server, "load", 640, allowed_worker_ids=[1])
     book(server, "why", 64, allowed_worker_ids=[1, BIG])
-    told = call(server, "GET", "/decisions/why")
+    decision = call(server, "GET", "/decisions/why")
     page = tab(server)
     page.open("decisions")
     page.find("[data-decision=why]").click()
     page.until("#decision-title", "why")
     verdict = page.text("#verdict")
-    chosen = told["chosen"]
+    chosen = decision["chosen"]
     assert f"Worker {BIG} · 0" in verdict
     assert f"({chosen['cost']:.2f} blocks)" in verdict
     assert f"{chosen['margin']:.2f} blocks cheaper than worker 1 · 0" in verdict
-    for one in told["candidates"]:
+    for one in decision["candidates"]:
         rank = page.find(f'[data-rank="{one["worker_id"]}/{one["dp_rank"]}"]')
         if one["excluded"]:
             assert rank.locator("s").inner_text() == f"{one['worker_id']} · {one['dp_rank']}"
@@ -182,7 +182,7 @@ def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:
     page.find("#decision-id").fill("nobody")
     page.page.keyboard.press("Enter")
     page.page.wait_for_selector("[data-empty=no-decision]")
-    page.complaints = [one for one in page.complaints if "404" not in one]  # Chromium tells of it
+    page.complaints = [one for one in page.complaints if "404" not in one]  # Chromium reports it
 
 
 def _pieces(text: str) -> dict[str, float]:
@@ -250,8 +250,8 @@ def test_admission_by_class_with_sheds(serve: Serve, tab: Tabs) -> None:
     for at, name in enumerate(("critical", "standard", "batch", "batch", "background")):
         body = {"token_ids": [at] * 90, "slo_class": name}
         assert server.request("POST", "/select", body).status in {200, 503}
-    told = call(server, "GET", "/admission")
-    refused = sum(one["refused"] for one in told["counters"].values())
+    admission = call(server, "GET", "/admission")
+    refused = sum(one["refused"] for one in admission["counters"].values())
     assert 0 < refused < 5
     page.page.wait_for_function(
         "refused => [...document.querySelectorAll('[data-table=classes] tbody tr')].reduce("
@@ -259,7 +259,7 @@ def test_admission_by_class_with_sheds(serve: Serve, tab: Tabs) -> None:
         arg=refused,
     )
     rows = page.rows("classes")
-    for name, counts in told["counters"].items():
+    for name, counts in admission["counters"].items():
         shown = [rows[name][head].split(" ")[0] for head in ("Offered", "Admitted", "Shed")]
         assert shown == [str(counts[key]) for key in ("offered", "admitted", "refused")], name
     sheds = page.rows("sheds")
@@ -429,13 +429,13 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
         page.open("shadow")
         page.until("[data-card=agreement] .muted", "0 of 3")
         assert page.flaws() == []
-        told = call(server, "GET", "/shadow")["total"]
+        total = call(server, "GET", "/shadow")["total"]
         assert page.text("[data-card=agreement] b") == "0.0 %"
         for card, member in (
             ("live", "regret_by_live_weights"),
             ("shadow", "regret_by_shadow_weights"),
         ):
-            assert page.text(f"[data-card=regret-{card}] b") == f"{told[member]['mean']:.2f}"
+            assert page.text(f"[data-card=regret-{card}] b") == f"{total[member]['mean']:.2f}"
         gain = page.rows("shadow-gain")["Prompt tokens to prefill"]
         assert (gain["Live"], gain["Shadow"], gain["Gain"]) == ("0.0", "64.0", "-64.0")
         weights = page.rows("shadow-weights")["overlap_score_credit"]
@@ -444,7 +444,7 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
             (number(row["By live weights"]), number(row["By the shadow's"]))
             for row in page.rows("shadow-regret").values()
         ]
-        counts = (told[f"regret_by_{side}_weights"]["counts"] for side in ("live", "shadow"))
+        counts = (total[f"regret_by_{side}_weights"]["counts"] for side in ("live", "shadow"))
         assert shown == list(zip(*counts, strict=True))
         assert page.rows("shadow-skipped")["there was one candidate"]["Decisions"] == "1"
         assert page.rows("shadow-scopes")["default"]["Scored decisions"] == "3"

@@ -112,8 +112,8 @@ class Builder:
 
     def config(self, name: str) -> dict[str, Any]:
         """What a runtime starts it by."""
-        told: dict[str, Any] = json.loads(self("inspect", "--type", "image", name))
-        return dict(told["Docker"]["config"])
+        inspected: dict[str, Any] = json.loads(self("inspect", "--type", "image", name))
+        return dict(inspected["Docker"]["config"])
 
     def mount(self, name: str) -> Path:
         """The files of a new container."""

@@ -346,7 +346,7 @@ def test_a_fleet_at_zero_on_purpose_wakes_nobody(tmp_path: Path) -> None:
             values[asked % (name, model, "unserved")] = "_x40 1+9x59"
         if name == "misnamed":
             values[asked % (name, "made up", "unserved")] = "_x10 1+1x89"
-        series += [{"series": _with(one, name), "values": told} for one, told in values.items()]
+        series += [{"series": _with(one, name), "values": points} for one, points in values.items()]
         if name != "alone":
             for role in ("prefill", "decode"):
                 series.append({"series": desired % (name, role), "values": "2+0x19 0+0x20 2+0x60"})
@@ -391,7 +391,7 @@ def test_a_snapshot_that_was_never_written_is_missed(tmp_path: Path) -> None:
 def _promise(
     directory: Path,
     series: list[dict[str, str]],
-    told: dict[str, dict[str, list[str] | None]],
+    expected: dict[str, dict[str, list[str] | None]],
     *,
     namespace: bool = False,
 ) -> None:
@@ -403,7 +403,7 @@ def _promise(
     extra = {"SelectServiceNoWorkers": {"lifecycle": "schedulable"}}
     extra["SelectServiceStillNoWorkers"] = extra["SelectServiceNoWorkers"]
     tests = []
-    for name, times in told.items():
+    for name, times in expected.items():
         for at, instances in times.items():
             fires = []
             for instance in instances or ():
@@ -419,10 +419,10 @@ def _promise(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _promtool(*words: str) -> subprocess.CompletedProcess[str]:
+def _promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     assert PROMTOOL is not None
     return subprocess.run(
-        [PROMTOOL, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [PROMTOOL, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -445,11 +445,11 @@ def _test(alert: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def _fires(alert: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
-    told = {
+    annotations = {
         name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
         for name, text in alert["annotations"].items()
     }
-    return {"exp_labels": labels | alert["labels"], "exp_annotations": told}
+    return {"exp_labels": labels | alert["labels"], "exp_annotations": annotations}
 
 
 def _at_once(alert: dict[str, Any], fires: dict[str, Any]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ def word(name: str) -> str:
 
 def test_the_image_runs_as_nobody() -> None:
     user, _, group = word("USER").partition(":")
-    assert int(user) > 0, "a number: Kubernetes cannot tell from a name that it is not root"
+    assert int(user) > 0, "a number: Kubernetes cannot see from a name that it is not root"
     assert int(group) > 0
     after = LAST_STAGE.partition("\nUSER ")[2]
     assert not re.search(r"^(RUN|USER|ADD|COPY) ", after, re.MULTILINE)
@@ -67,8 +67,10 @@ def test_the_health_check_is_what_health_answers(status: int | None) -> None:
     assert "8092" in check
 
     def ask(port: int) -> int:
-        words = [one.replace("8092", str(port)) for one in arguments]
-        return subprocess.run([sys.executable, *words], check=False, capture_output=True).returncode
+        command = [one.replace("8092", str(port)) for one in arguments]
+        return subprocess.run(
+            [sys.executable, *command], check=False, capture_output=True
+        ).returncode
 
     if status is None:
         assert ask(9) != 0, "nobody is there"

@@ -35,8 +35,8 @@ class Image(NamedTuple):
     config: dict[str, Any]
 
     def command(self, *arguments: str, entrypoint: tuple[str, ...] | None = None) -> list[str]:
-        words = self.config["Entrypoint"] if entrypoint is None else entrypoint
-        return in_container(self.files, self.config, [*words, *arguments])
+        command = self.config["Entrypoint"] if entrypoint is None else entrypoint
+        return in_container(self.files, self.config, [*command, *arguments])
 
     def run(
         self, *arguments: str, entrypoint: tuple[str, ...] | None = None
@@ -95,7 +95,7 @@ def status_of(server: Server) -> dict[str, str]:
 
 
 def started_by(image: Image) -> None:
-    """What a runtime is told, and that nothing is left of the build."""
+    """What a runtime is given, and that nothing is left of the build."""
     config = image.config
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == ["select-service"]
@@ -112,8 +112,8 @@ def serves_as_nobody_and_ends_when_asked(image: Image, tmp_path: Path) -> None:
     check = image.config["Healthcheck"]["Test"][1:]
 
     def healthy(port: int) -> bool:
-        words = [word.replace("8092", str(port)) for word in check]
-        return image.run(*words[1:], entrypoint=(words[0],)).returncode == 0
+        command = [word.replace("8092", str(port)) for word in check]
+        return image.run(*command[1:], entrypoint=(command[0],)).returncode == 0
 
     with serving(image, tmp_path / "log", "--log-format=json") as server:
         assert server.request("GET", "/health").status == 200
@@ -136,8 +136,8 @@ def engines_of_compose_find_their_service(image: Image, tmp_path: Path) -> None:
     ours, engines = COMPOSE["select-service"], COMPOSE["engines"]
     flags = [one for one in ours["command"] if not one.startswith("--port=")]
     with serving(image, tmp_path / "log", *flags) as server:
-        words = [word.replace(":8092", f":{server.port}") for word in engines["command"]]
-        demo = subprocess.Popen(image.command(*words), stdout=subprocess.DEVNULL)
+        command = [word.replace(":8092", f":{server.port}") for word in engines["command"]]
+        demo = subprocess.Popen(image.command(*command), stdout=subprocess.DEVNULL)
         try:
             block_until(lambda: selections(server) >= 20, server.log_tail)
             assert demo.poll() is None

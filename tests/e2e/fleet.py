@@ -38,7 +38,7 @@ class EngineModel:
     seq: int = 0
 
     def publish(self, events: Sequence[dict[str, Any]]) -> None:
-        """Send one batch in the array form and tell the twin."""
+        """Send one batch in the array form and give it to the twin."""
         wire = []
         for event in events:
             fields = [v for k, v in event.items() if k != "type"]

@@ -76,8 +76,8 @@ def main() -> None:
             if hasattr(batch, name):
                 setattr(batch, name, args.dp_rank)
         publisher.publish(batch)
-        told = [meaning(s, kind) for s, (kind, _) in zip(structs, events, strict=True)]
-        print(json.dumps({"seq": seq, "events": told}), flush=True)
+        meanings = [meaning(s, kind) for s, (kind, _) in zip(structs, events, strict=True)]
+        print(json.dumps({"seq": seq, "events": meanings}), flush=True)
     print(json.dumps({"done": True}), flush=True)
     sys.stdin.read()
     publisher.shutdown()

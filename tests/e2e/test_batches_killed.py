@@ -21,7 +21,7 @@ from tests.wait import PATIENCE_S, eventually
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
 SAMPLES = 200
-"""Of a batch: it takes several turns of the loop, and is told replicas in several messages."""
+"""Of a batch: it takes several turns of the loop, and is sent to replicas in several messages."""
 
 CALLERS = 2
 SEED = 7
@@ -86,7 +86,7 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
             whole = {name: count for name, count in stands.items() if name not in freed}
             assert set(whole.values()) <= {SAMPLES}, "all or none"
             said.update(whole)
-            for one in witnesses:  # of ends that it died before it wrote down they tell it in turn
+            for one in witnesses:  # of ends that it died before it wrote down they send it in turn
                 eventually(lambda: booked(one) == booked(server), True)
             agree([server, *witnesses])
             assert booked(server).items() >= whole.items(), "what was not ended stands still"

@@ -167,13 +167,13 @@ def in_a_fork(do: Callable[[], object]) -> str:
     """What became of it there."""
     here, there = multiprocessing.Pipe()
 
-    def told() -> None:
+    def send() -> None:
         try:
             there.send(str(do()))
         except ForkedClient as error:
             there.send(type(error).__name__)
 
-    child = multiprocessing.get_context("fork").Process(target=told)
+    child = multiprocessing.get_context("fork").Process(target=send)
     child.start()
     try:
         assert here.poll(20), "it hangs"
@@ -185,7 +185,7 @@ def in_a_fork(do: Callable[[], object]) -> str:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_has_a_client_of_its_own(server: Server) -> None:
-    """Both would read answers from the same sockets, and nobody would tell what the fork frees."""
+    """Both would read answers from the same sockets, and nobody would send what the fork frees."""
     with Client(url(server)) as client:
         unused = Client(url(server))
         client.reserve(token_ids=TOKENS)
@@ -203,19 +203,19 @@ def test_a_fork_has_a_client_of_its_own(server: Server) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_reservation_is_of_the_process_it_was_booked_in(server: Server) -> None:
-    """A thread that is not in the fork may hold its lock, and nobody there would tell anything."""
+    """A thread that is not in the fork may hold its lock, and nobody there would send anything."""
     with Client(url(server)) as client:
         reservation = client.reserve(token_ids=TOKENS)
         with client._lock, ThreadPoolExecutor(1) as elsewhere:  # in the fork, we are that thread
-            tell = (reservation.prefill_complete, reservation.output_tokens, reservation.free)
-            told = [elsewhere.submit(in_a_fork, one).result() for one in tell]
-        assert told == [ForkedClient.__name__, ForkedClient.__name__, "None"]
+            calls = (reservation.prefill_complete, reservation.output_tokens, reservation.free)
+            refused = [elsewhere.submit(in_a_fork, one).result() for one in calls]
+        assert refused == [ForkedClient.__name__, ForkedClient.__name__, "None"]
         assert total(client)[0] == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_who_has_entered_is_at_work(server: Server) -> None:
-    """What tells and renews runs on the loop it was entered on, which a fork does not have."""
+    """What reports and renews runs on the loop it was entered on, which a fork does not have."""
 
     async def use() -> None:
         async with AsyncClient(url(server)) as client:
@@ -379,8 +379,8 @@ def test_a_pair(server: Server) -> None:
             client.reserve_pair(token_ids=TOKENS, timeout_ms=1_000, **scope)
         client.upsert_worker(spec(31, role="prefill", **scope))
         client.upsert_worker(spec(32, role="decode", **scope))
-        told = client.report(32, WorkerMetrics(ranks=[RankMetrics(kv_used_blocks=1)]))
-        assert (told.accepted, told.dropped) == ([0], [])
+        result = client.report(32, WorkerMetrics(ranks=[RankMetrics(kv_used_blocks=1)]))
+        assert (result.accepted, result.dropped) == ([0], [])
         assert client.drain_status(32).reservations == 0
         with client.reserve_pair(token_ids=TOKENS, **scope) as pair:
             assert pair.prefill is not None
@@ -443,7 +443,7 @@ def test_a_batch_and_a_lost_reply_to_it(server: Server) -> None:
 
 
 def test_an_answer_may_be_too_large(server: Server) -> None:
-    """A list that is told its length, and one that comes in parts."""
+    """A list that is given its length, and one that comes in parts."""
     small = Options(answer_bytes_max=40, attempts_max=1, catalog_refresh_s=1e6)
 
     async def use(client: AsyncClient) -> None:

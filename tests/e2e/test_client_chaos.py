@@ -87,11 +87,11 @@ def nothing_was_booked_twice_and_nothing_is_left(server: Server, count: int) -> 
     with Client(url(server.port)) as client:
         assert total(client) == (0, 0, 0)
         assert client.call("GET", "/leases", kind=dict[str, Any])["total"] == 0
-    told = events(server)
-    assert told["booked"] == count, "none was booked twice"
-    assert told["freed"] + told["lease_ended"] == count
-    assert told["repeated"] > 0
-    assert told["conflicting"] == told["expired"] == told["dropped"] == 0
+    counts = events(server)
+    assert counts["booked"] == count, "none was booked twice"
+    assert counts["freed"] + counts["lease_ended"] == count
+    assert counts["repeated"] > 0
+    assert counts["conflicting"] == counts["expired"] == counts["dropped"] == 0
 
 
 def test_every_fifth_reply_is_lost(server: Server) -> None:

@@ -49,15 +49,15 @@ class Terminal:
         self._capture = capture
         self._patch = monkeypatch
 
-    def __call__(self, *words: str, stdin: str = "") -> tuple[int, str, str]:
+    def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """Type a command; its exit code, and what it prints."""
         self._patch.setattr("sys.stdin", io.StringIO(stdin))
         try:
-            code = main(words)
+            code = main(arguments)
         except SystemExit as end:
             code = int(end.code or 0)
-        told = self._capture.readouterr()
-        return code, told.out, told.err
+        output = self._capture.readouterr()
+        return code, output.out, output.err
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     head, names, row, *below = out.splitlines()
     assert code == 0
     assert head == "r: placed on select_and_reserve; worker 1 rank 0 was the only candidate"
-    told = dict(zip(names.replace("LEFT OUT", "OUT").split(), row.split(), strict=True))
-    assert float(told["COST"]) == pytest.approx(
-        float(told["PREFILL"]) - float(told["CREDIT"]) + float(told["DECODE"]), abs=0.011
+    row_of = dict(zip(names.replace("LEFT OUT", "OUT").split(), row.split(), strict=True))
+    assert float(row_of["COST"]) == pytest.approx(
+        float(row_of["PREFILL"]) - float(row_of["CREDIT"]) + float(row_of["DECODE"]), abs=0.011
     )
     assert any(line.startswith("  prefill_load_scale 1.0 ") for line in below)
     code, out, _ = ask("explain", *at)
     names, row, *_ = out.splitlines()
     listed = dict(zip(names.split(), row.split(), strict=True))
-    assert (code, listed["DECISION"], listed["COST"]) == (0, "r", told["COST"])
+    assert (code, listed["DECISION"], listed["COST"]) == (0, "r", row_of["COST"])
     assert listed["MARGIN"] == "-", "nobody else was there"
     code, out, _ = ask("explain", "--json", *at)
     assert (code, json.loads(out)[0]["decision_id"]) == (0, "r")
@@ -132,7 +132,7 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(out)) == (0, {"status": "ok"})
 
 
-def test_who_has_read_enough_is_told_no_error(server: Server) -> None:
+def test_who_has_read_enough_gets_no_error(server: Server) -> None:
     read, write = os.pipe()
     os.close(read)  # as `… | head` does
     command = [sys.executable, "-m", "select_service", "workers", "--url", url(server)]
@@ -146,8 +146,8 @@ def test_who_has_read_enough_is_told_no_error(server: Server) -> None:
 def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
     at = ("--url", url(server))
     code, out, _ = ask("drain", "1", "--reason", "upgrade", *at)
-    told = json.loads(out)
-    assert (code, told["drains"], told["reason"]) == (0, True, "upgrade")
+    status = json.loads(out)
+    assert (code, status["drains"], status["reason"]) == (0, True, "upgrade")
     assert "draining" in ask("workers", *at)[1]
     assert json.loads(ask("drain", "1", "--status", *at)[1])["safe_to_terminate"]
     assert json.loads(ask("drain", "1", "--undo", *at)[1])["drains"] is False
@@ -159,10 +159,10 @@ def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
 def watched(server: Server) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`loads --watch` in a real pseudo-terminal, and our end of it."""
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "select_service", "loads", "--watch", "--every-s", "0.05"]
+    command = [sys.executable, "-m", "select_service", "loads", "--watch", "--every-s", "0.05"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     watching = subprocess.Popen(
-        [*words, "--url", url(server)],
+        [*command, "--url", url(server)],
         stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment,
         preexec_fn=with_ctrl_c,  # noqa: PLW1509 - one signal, nothing else
     )  # fmt: skip
@@ -186,7 +186,7 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
         shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
         assert ALTERNATE_SCREEN in shown
         assert "│ 48 " not in shown
-        options = Options.single_attempt(PATIENCE_S)  # none that the service does not hear of
+        options = Options.single_attempt(PATIENCE_S)  # none that the service does not receive
         with Client(url(server), options=options) as client, client.reserve(token_ids=range(48)):
             seen(ours, lambda text: "│ 48 " in text)
 

@@ -48,7 +48,7 @@ def calm(tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
-def test_ends_are_told_while_every_connection_waits_in_the_queue(busy: Server) -> None:
+def test_ends_are_reported_while_every_connection_waits_in_the_queue(busy: Server) -> None:
     """Else the end that makes room waits behind those who wait for the room."""
     options = Options(connections_max=4)
 
@@ -141,7 +141,7 @@ def test_the_next_selector_is_asked_when_one_drips(drip: str, calm: Server) -> N
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_another_loop_is_told_so(calm: Server) -> None:
+def test_another_loop_is_refused(calm: Server) -> None:
     from_loop_to_loop(url(calm))
     gc.collect()  # what the first loop has left open warns here, and not in another test
 

@@ -64,11 +64,11 @@ def test_tokens_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[s
             async with AsyncClient(url, options=quick, **half) as client:
                 with pytest.raises((Unreachable, ServiceError)):
                     await client.workers()
-        told = ("--url", url, "--ca", known["ca"], "--cert", str(mine[0]), "--key", str(mine[1]))
-        words = ["workers", *told, "--token-file", str(tmp_path / "mine")]
-        assert await asyncio.to_thread(commands.main, words) == 0
+        flags = ("--url", url, "--ca", known["ca"], "--cert", str(mine[0]), "--key", str(mine[1]))
+        command = ["workers", *flags, "--token-file", str(tmp_path / "mine")]
+        assert await asyncio.to_thread(commands.main, command) == 0
         assert "schedulable" in capsys.readouterr().out
-        assert await asyncio.to_thread(commands.main, ["workers", *told]) == 1
+        assert await asyncio.to_thread(commands.main, ["workers", *flags]) == 1
         assert "--token-file FILE" in capsys.readouterr().err
 
     on_a_port(

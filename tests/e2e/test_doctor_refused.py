@@ -23,7 +23,7 @@ from tests.wait import PATIENCE_S, eventually
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
 LASTING_S = 31.0
-"""A handshake may fail while the other side starts: what is told has lasted half a minute."""
+"""A handshake may fail while the other side starts: what is reported has lasted half a minute."""
 
 
 def findings(server: Replica) -> dict[str, set[str]]:
@@ -71,11 +71,11 @@ def test_replicas_that_refuse_us(tmp_path: Path) -> None:
             )
             last(server, clocks)
             eventually(lambda: findings(server).get("replica-refuses-us"), wrong)
-            told = examine(server)
-            assert told.returncode == 1, told
-            assert "ERROR   replica-refuses-us  2 findings\n" in told.stdout  # told together
+            ended = examine(server)
+            assert ended.returncode == 1, ended
+            assert "ERROR   replica-refuses-us  2 findings\n" in ended.stdout  # reported together
             for endpoint in wrong:
-                assert f"replica {endpoint}: it hangs up on our handshake" in told.stdout
+                assert f"replica {endpoint}: it hangs up on our handshake" in ended.stdout
             # the remedy of its text: our key in their list, and both are read again on SIGHUP
             (tmp_path / "others-only").write_text(f"{key.public}\n")
             assert lists_others.process is not None
@@ -141,9 +141,9 @@ def test_engines_that_refuse_us(engines: Engines, tmp_path: Path) -> None:
         last(server, clocks)
         wrong = {"events-refused": {"1", "2", "3"}, "worker-incomplete": {"5"}}
         eventually(lambda: findings(server), wrong)
-        told = examine(server)
-        assert told.returncode == 1, told
-        assert "ERROR   events-refused  3 findings\n" in told.stdout  # told together
+        ended = examine(server)
+        assert ended.returncode == 1, ended
+        assert "ERROR   events-refused  3 findings\n" in ended.stdout  # reported together
         for worker_id in (1, 2, 3):
-            assert re.search(rf"^ +(what +)?worker {worker_id}, rank 0", told.stdout, re.MULTILINE)
-        assert "169.254.0.0/16 is denied" in told.stdout
+            assert re.search(rf"^ +(what +)?worker {worker_id}, rank 0", ended.stdout, re.MULTILINE)
+        assert "169.254.0.0/16 is denied" in ended.stdout

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 SCRIPT = Path(__file__).with_name("genuine_publisher.py")
 GOLDEN = Path(__file__).parents[1] / "golden" / "events"
-SUBSCRIBE_S = 1.0  # a PUB socket cannot tell who listens; engines' own tests wait like this too
+SUBSCRIBE_S = 1.0  # a PUB socket cannot see who listens; engines' own tests wait like this too
 REPLAY = 50  # offset of the replay port
 TAIL = [5] * 7  # prompts end in a partial block
 
@@ -120,7 +120,7 @@ class Watched:
 
 
 def hash_modes(engine: Engine) -> list[str]:
-    """Which forms of hashes this engine can be told to publish."""
+    """Which forms of hashes this engine can be set to publish."""
     if engine.package == "sglang":
         return ["int-signed"]
     return ["int"] if engine.version == "0.9.0" else ["int", "bytes"]

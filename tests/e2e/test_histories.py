@@ -105,7 +105,7 @@ def booking(rng: random.Random, name: str) -> tuple[str, dict[str, Any]]:
     return "/select_and_reserve", body | {"block_hashes": hashes}
 
 
-def client(port: int, seed: int, told: dict[str, list[Call]], start: threading.Barrier) -> None:
+def client(port: int, seed: int, calls: dict[str, list[Call]], start: threading.Barrier) -> None:
     rng = random.Random(seed)
     wire = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
     start.wait()
@@ -123,12 +123,12 @@ def client(port: int, seed: int, told: dict[str, list[Call]], start: threading.B
         answer = wire.getresponse()
         got = json.loads(answer.read())
         call = Call(began, time.monotonic(), verb, path + text, answer.status, got.get("worker_id"))
-        told[name].append(call)
+        calls[name].append(call)
     wire.close()
 
 
 def explain(log: Path, seed: int, *flags: str) -> None:
-    told: list[dict[str, list[Call]]] = [defaultdict(list) for _ in range(THREADS)]
+    calls: list[dict[str, list[Call]]] = [defaultdict(list) for _ in range(THREADS)]
     with Server(log, args=(*OURS_EXTRA, *flags), env=NO_EVENTS) as server:
         for worker in range(1, 5):
             record = {"worker_id": worker, "endpoint": f"http://w{worker}", "block_size": 16}
@@ -136,16 +136,16 @@ def explain(log: Path, seed: int, *flags: str) -> None:
             assert server.request("POST", "/workers", record).status == 201
         start = threading.Barrier(THREADS)
         clients = [
-            threading.Thread(target=client, args=(server.port, seed + n, told[n], start))
+            threading.Thread(target=client, args=(server.port, seed + n, calls[n], start))
             for n in range(THREADS)
         ]
         for one in clients:
             one.start()
         for one in clients:
             one.join()
-        least = most = 0  # live in the end, as far as the histories tell
+        least = most = 0  # live in the end, as far as the histories show
         for number in range(IDS):
-            history = [call for one in told for call in one[f"r{number}"]]
+            history = [call for one in calls for call in one[f"r{number}"]]
             ends = explained(history)
             assert ends, (seed, number, sorted(history))
             lives = {end.life == "live" for end in ends}

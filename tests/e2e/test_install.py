@@ -113,8 +113,8 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     used, complaints = report
     assert used == dict.fromkeys(KERNELS, False)
     assert isinstance(complaints, list)
-    (told,) = complaints
-    assert told.startswith(f"{len(KERNELS)} OF {len(KERNELS)} COMPILED KERNELS ARE MISSING")
+    (complaint,) = complaints
+    assert complaint.startswith(f"{len(KERNELS)} OF {len(KERNELS)} COMPILED KERNELS ARE MISSING")
     for page in ("static", "docs"):
         assert (target / f"select_service/edge/console/{page}/index.html").is_file()
 

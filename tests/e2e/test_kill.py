@@ -300,7 +300,7 @@ def traced(*, of: str) -> tuple[str, ...]:
     """Strace with these arguments; skips where it cannot be used."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    # -I2: it ends when it is told to, and takes the process that it has started along
+    # -I2: it ends when it is asked to, and takes the process that it has started along
     command = ("strace", "-I2", "-f", "-y", "-e", f"trace={of}")
     probe = subprocess.run([*command, "true"], capture_output=True, check=False)
     if probe.returncode:

@@ -1,7 +1,7 @@
 """The newest Python binding of the reference and ours, called alike: the same answers and errors.
 
 Both listen to the same fake engines. What the contract wants otherwise (`deploy/docs/contract.md`)
-is in a test of its own; the words of errors are ours.
+is in a test of its own; the texts of errors are ours.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class Duel:
         return str(theirs["error"])
 
 
-def _comparable(told: Any) -> Any:
-    """An outcome without the words of an error; the order of ranks is free."""
-    if isinstance(told, dict):
-        return {name: _comparable(value) for name, value in told.items() if name != "text"}
-    if isinstance(told, list):
-        return sorted(map(_comparable, told), key=str) if _are_rows(told) else told
-    return told
+def _comparable(outcome: Any) -> Any:
+    """An outcome without the text of an error; the order of ranks is free."""
+    if isinstance(outcome, dict):
+        return {name: _comparable(value) for name, value in outcome.items() if name != "text"}
+    if isinstance(outcome, list):
+        return sorted(map(_comparable, outcome), key=str) if _are_rows(outcome) else outcome
+    return outcome
 
 
-def _are_rows(told: list[Any]) -> bool:
-    return all(isinstance(one, dict) for one in told)
+def _are_rows(outcome: list[Any]) -> bool:
+    return all(isinstance(one, dict) for one in outcome)
 
 
 @contextlib.contextmanager

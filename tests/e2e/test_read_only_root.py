@@ -72,14 +72,14 @@ def _opened(path: Path) -> list[str]:
 
 def ended(*command: str) -> tuple[int, str]:
     """Run to the end; the exit code and standard error."""
-    told = subprocess.run(
+    process = subprocess.run(
         confined(*command),
         check=False,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    return told.returncode, told.stderr
+    return process.returncode, process.stderr
 
 
 @contextlib.contextmanager
@@ -151,8 +151,8 @@ def test_the_demo_and_a_simulation_run() -> None:
 def test_what_needs_a_file_says_so_in_one_line(
     command: tuple[str, ...], code: int, needs: str
 ) -> None:
-    found, told = ended(*command)
-    warnings = [line for line in told.splitlines() if "[warning" in line or " WARNING " in line]
-    lines = [line for line in told.splitlines() if line not in warnings]
-    assert (found, len(lines)) == (code, 1), told
+    found, errors = ended(*command)
+    warnings = [line for line in errors.splitlines() if "[warning" in line or " WARNING " in line]
+    lines = [line for line in errors.splitlines() if line not in warnings]
+    assert (found, len(lines)) == (code, 1), errors
     assert needs in lines[0]

@@ -101,23 +101,23 @@ class Caller(threading.Thread):
         kind = rng.random()
         if kind < 0.1:
             batch = [{**self.prompt(), "reservation_id": name, "n": 5}]
-            status, told = self.ask(
+            status, answer = self.ask(
                 connection, "POST", "/select_batch", {"requests": batch, "reserve": True}
             )
-            assert status == 200, told
-            placed = [one["selection"] for one in told["results"] if "selection" in one]
+            assert status == 200, answer
+            placed = [one["selection"] for one in answer["results"] if "selection" in one]
             self.live += [one["reservation_id"] for one in placed]
         elif kind < 0.2:
             override = {"router_temperature": 0.8, "overlap_score_credit": 0.4}
             body = {**self.prompt(), "selection_id": name, "router_config_override": override}
-            status, told = self.ask(connection, "POST", "/select", body)
-            assert status == 200, told
-            self.answers[name] = told["worker_id"], told["dp_rank"]
+            status, answer = self.ask(connection, "POST", "/select", body)
+            assert status == 200, answer
+            self.answers[name] = answer["worker_id"], answer["dp_rank"]
         elif kind < 0.7 or not self.live:
             body = {**self.prompt(), "reservation_id": name, "selection_id": name}
-            status, told = self.ask(connection, "POST", "/select_and_reserve", body)
+            status, answer = self.ask(connection, "POST", "/select_and_reserve", body)
             if status == 200:
-                self.answers[name] = told["worker_id"], told["dp_rank"]
+                self.answers[name] = answer["worker_id"], answer["dp_rank"]
                 self.live.append(name)
         else:
             known = self.live.pop(rng.randrange(len(self.live)))
@@ -179,12 +179,12 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, polic
                 caller.join()
             metrics = one.request("GET", "/metrics").raw.decode()
         assert one.stop() == other.stop() == 0
-    told = replay(files_of(paths[0]))
-    assert told.first_difference is None
-    assert told.reproduced == told.decisions
-    assert not told.missing
-    assert told.batches > 0
-    assert told.events["stored"] >= 12
+    result = replay(files_of(paths[0]))
+    assert result.first_difference is None
+    assert result.reproduced == result.decisions
+    assert not result.missing
+    assert result.batches > 0
+    assert result.events["stored"] >= 12
     assert "select_service_recording_refused 0.0" in metrics
     answers = {name: where for caller in callers for name, where in caller.answers.items()}
     assert len(answers) > 100
@@ -222,12 +222,12 @@ def test_what_was_on_disk_when_the_process_was_killed_is_there(tmp_path: Path) -
             for caller in callers:
                 caller.join()
         server.process.wait()
-    told = replay(files_of(path))
-    assert told.reproduced == told.decisions >= 100
+    result = replay(files_of(path))
+    assert result.reproduced == result.decisions >= 100
     with Server(tmp_path / "log", args=(*OURS_EXTRA, *bounds)) as server:
         assert server.stop() == 0
     assert [one.name for one in files_of(path)] == ["recording.000001", "recording"]
-    assert replay(files_of(path)).decisions == told.decisions
+    assert replay(files_of(path)).decisions == result.decisions
 
 
 def test_a_file_that_cannot_be_had_ends_the_start(tmp_path: Path) -> None:

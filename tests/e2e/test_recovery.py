@@ -105,7 +105,7 @@ def test_ours_from_ours(replay: bool, engine: FakeEngine, tmp_path: Path) -> Non
                 assert engine.requests[before:] == [0], "nothing of the engine was known before"
             engine.publish(stored(2, 1, 1001))
             wait(lambda: rows(server) == [3, 5, 6], engine)
-            # told by the dump and again by the replay, held once: one removal is enough
+            # sent by the dump and again by the replay, held once: one removal is enough
             engine.publish(removed(0))
             wait(lambda: rows(server) == [0, 0, 0], engine)
             assert server.stop() == 0, server.log_tail()

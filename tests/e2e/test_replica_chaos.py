@@ -1,7 +1,7 @@
-"""Replicas that lose, repeat, delay and reorder each other's words agree soon after it is quiet.
+"""Replicas that lose, repeat, delay and reorder each other's messages agree soon after it is quiet.
 
 Real processes, a lossy link for each direction between two of them, and clients that ask whichever
-replica they like. What a client was told is the truth: a model keeps it, and in the end every
+replica they like. What a client was answered is the truth: a model keeps it, and in the end every
 replica carries exactly that.
 """
 
@@ -38,7 +38,7 @@ class Booking:
     worker_id: int
     hashes: int
     booked_at: int
-    outputs: Counter[int] = field(default_factory=Counter)  # by the replica that was told
+    outputs: Counter[int] = field(default_factory=Counter)  # by the replica that received it
     prefilled_at: set[int] = field(default_factory=set)
     freed_at: set[int] = field(default_factory=set)
 
@@ -93,7 +93,7 @@ class Clients:
     def _call(
         self, replica: Replica, method: str, booking: Booking, verb: str, body: object = None
     ) -> bool:
-        """False where the replica has not heard of the reservation yet."""
+        """False where the replica does not know the reservation yet."""
         answer = replica.request(method, f"/reservations/{booking.name}{verb}", body)
         assert answer.status in {200, GONE}, (verb, answer)
         return answer.status != GONE
@@ -122,7 +122,7 @@ class Watch:
     them once, each as it was admitted somewhere and no larger than what clients have added to it;
     what this replica has acknowledged itself or was seen to know stays until somebody frees it,
     and what it has seen the end of does not come back. That holds for a reservation that changes
-    its owner, too: who hears that the old one has let go hears who is the new one.
+    its owner, too: what shows that the old one has let go shows the new one.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -172,8 +172,10 @@ class Watch:
 
     def _keeps_its_word(self, port: int, booking: Booking, one: Booked | None) -> None:
         assert one is None or port not in booking.freed_at, f"{booking.name} was freed here"
-        told = port == booking.booked_at or booking.outputs[port] or port in booking.prefilled_at
-        if told and not booking.freed_at:
+        is_known = (
+            port == booking.booked_at or booking.outputs[port] or port in booking.prefilled_at
+        )
+        if is_known and not booking.freed_at:
             assert one is not None, f"{booking.name} was acknowledged here and freed nowhere"
             assert one.outputs >= booking.outputs[port]
             assert one.prefill_done or port not in booking.prefilled_at
@@ -194,7 +196,7 @@ def loads_of(view: View) -> Loads:
 
 @contextlib.contextmanager
 def mesh(folder: Path, count: int, seed: int) -> Iterator[tuple[list[Replica], list[LossyLink]]]:
-    """Replicas that hear each other through links of their own."""
+    """Replicas that receive each other through links of their own."""
     with contextlib.ExitStack() as stack:
         replicas = [
             stack.enter_context(
@@ -229,7 +231,7 @@ def live_on(clients: Clients, watch: Watch, acts: int) -> None:
 
 
 def check_healed(clients: Clients, watch: Watch) -> None:
-    """All agree with what clients were told, and nothing is left when they end it."""
+    """All agree with what clients were answered, and nothing is left when they end it."""
     healed(clients, watch)
     for booking in list(clients.live.values()):
         clients.free(clients.dice.choice(clients.replicas), booking)
@@ -292,7 +294,7 @@ def test_a_partition(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_replica_that_dies_in_the_storm(tmp_path: Path) -> None:
-    """What it had told anybody goes on; nobody waits for it."""
+    """What it had sent goes on; nobody waits for it."""
     with mesh(tmp_path, 3, 3) as (replicas, links):
         clients = Clients(replicas, random.Random(3))
         watch = Watch(clients)

@@ -40,7 +40,7 @@ WORKERS = (1, 2)
 def pair(
     folder: Path, *, encrypted: bool, seed: int
 ) -> Iterator[tuple[list[Replica], list[Proxy]]]:
-    """Two that hear each other through proxies."""
+    """Two that receive each other through proxies."""
     flags: tuple[str, ...] = ()
     if encrypted:
         new_key_file(str(folder / "key"))

@@ -36,24 +36,24 @@ def pair(folder: Path, version: str) -> Iterator[tuple[Replica, Replica]]:
         we.add_worker()
         they.add_worker()
         eventually(lambda: we.metric("replica_peers", state="connected"), 1.0)
-        _until_heard(we, they)
+        _until_received(we, they)
         yield we, they
 
 
-def _until_heard(we: Replica, they: Replica) -> None:
-    """They say nothing by themselves: book until the other has heard, then free it."""
-    for speaker, hearer in ((we, they), (they, we)):
+def _until_received(we: Replica, they: Replica) -> None:
+    """They say nothing by themselves: book until the other has received, then free it."""
+    for sender, receiver in ((we, they), (they, we)):
         names: list[str] = []
 
-        def is_heard(speaker: Replica = speaker, hearer: Replica = hearer) -> bool:
-            names.append(f"probe-{speaker.port}-{len(names)}")
-            speaker.reserve(names[-1], 2, [])
-            return hearer.load(2)[2] > 0
+        def is_received(sender: Replica = sender, receiver: Replica = receiver) -> bool:
+            names.append(f"probe-{sender.port}-{len(names)}")
+            sender.reserve(names[-1], 2, [])
+            return receiver.load(2)[2] > 0
 
-        block_until(is_heard)
+        block_until(is_received)
         for name in names:
-            speaker.ask("DELETE", f"/reservations/{name}")
-        eventually(lambda: (speaker.load(2), hearer.load(2)), ((0, 0, 0), (0, 0, 0)))
+            sender.ask("DELETE", f"/reservations/{name}")
+        eventually(lambda: (sender.load(2), receiver.load(2)), ((0, 0, 0), (0, 0, 0)))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)

@@ -66,12 +66,12 @@ def posted(replica: Replica, path: str, body: dict[str, Any], kind: str) -> tupl
         head = {"Content-Type": f"application/{kind}", "Accept": f"application/{kind}"}
         connection.request("POST", path, packed, head)
         answer = connection.getresponse()
-        told = answer.read()
+        content = answer.read()
     finally:
         connection.close()
     if kind == "json":
-        return answer.status, json.loads(told)
-    decoded = msgspec.msgpack.decode(told)
+        return answer.status, json.loads(content)
+    decoded = msgspec.msgpack.decode(content)
     if "sequence_hashes" in decoded:  # bytes, where JSON has numbers
         decoded["sequence_hashes"] = unpack_i64(decoded["sequence_hashes"])
     return answer.status, decoded
@@ -96,8 +96,8 @@ def test_a_request_is_repeated_at_another_replica_in_whatever_form(tmp_path: Pat
             for kind in ("json", "msgpack"):
                 assert posted(b, path, body, kind) == firsts[path]
             other = json.loads(json.dumps(body).replace("32", "33"))
-            status, told = posted(b, path, other, "json")
-            refused = told["results"][0] if path == "/select_batch" else told
+            status, answer = posted(b, path, other, "json")
+            refused = answer["results"][0] if path == "/select_batch" else answer
             assert refused["code"] == "reservation_conflict"
             assert 409 in {status, refused.get("status")}
         assert b.metric("reservation_events_total", event="repeated") >= 8

@@ -1,7 +1,7 @@
 """Three replicas with their state on disk: what one has acknowledged is final, whatever restarts.
 
-They do not hear one another while it is acknowledged, and the one that did so is killed or stopped
-before it can tell anybody.
+They do not receive one another while it is acknowledged, and the one that did so is killed or
+stopped before it can send it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ both_signals = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 
 
 class Fleet:
-    """Three replicas, each of which hears the others through ways of its own."""
+    """Three replicas, each of which receives the others through ways of its own."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.replicas: list[Replica] = []
@@ -117,18 +117,18 @@ def test_a_lease_closed_while_its_owner_was_away_is_closed(tmp_path: Path, how: 
 
 
 @both_signals
-def test_progress_told_to_another_replica_outlives_it(tmp_path: Path, how: int) -> None:
+def test_progress_reported_to_another_replica_outlives_it(tmp_path: Path, how: int) -> None:
     with three(tmp_path) as fleet:
         first, second, _ = fleet.replicas
         before = first.load(1)
         fleet.cut()
         second.ask("POST", "/reservations/r0/prefill_complete")
         second.ask("POST", "/reservations/r0/output_block", {})
-        told = second.load(1)
-        assert told != before == first.load(1)
+        load = second.load(1)
+        assert load != before == first.load(1)
         end(second, how)
         second.__enter__()
         fleet.join()
         for one in fleet.replicas:
-            eventually(lambda: one.load(1), told)
+            eventually(lambda: one.load(1), load)
         agree(fleet.replicas)

@@ -192,4 +192,4 @@ def test_life_is_as_it_was_simulated() -> None:
     assert life.ended == CHAT.requests
     assert 0.2 < predicted < 0.9, "caches are neither useless nor endless"
     assert found == pytest.approx(predicted, abs=WITHIN)
-    assert simulated("random") < predicted - WITHIN, "which another policy would not have told"
+    assert simulated("random") < predicted - WITHIN, "which another policy would not have predicted"

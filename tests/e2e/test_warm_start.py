@@ -82,7 +82,7 @@ def first_life(folder: Path, engine: FakeEngine) -> None:
 def test_warm_after_kill_9(engine: FakeEngine, tmp_path: Path) -> None:
     first_life(tmp_path, engine)
     engine.publish(stored(4, 1, 1003, "CPU"))
-    engine.buffer.popleft()  # long ago: only what the snapshot knows tells of it
+    engine.buffer.popleft()  # long ago: only the snapshot shows it
     before = len(engine.requests)
     with life(tmp_path) as server:
         ready: Any = server.request("GET", "/ready").json

@@ -23,7 +23,7 @@ def _engine(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def told(record_property: Record) -> Recorder:
+def recorder(record_property: Record) -> Recorder:
     """Takes a row to the table, and gives it back."""
 
     def take(verdict: Verdict) -> Verdict:

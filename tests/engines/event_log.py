@@ -1,4 +1,4 @@
-"""What engines have told and when: a subscriber beside the service."""
+"""What engines have published and when: a subscriber beside the service."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Tokens = tuple[int, ...]
 POLL_MS: Final = 50
 
 
-class Told(NamedTuple):
-    """Something that an engine told."""
+class Published(NamedTuple):
+    """Something that an engine published."""
 
     at: float
     batch: int
@@ -28,11 +28,11 @@ class Told(NamedTuple):
 
 
 class EventLog:
-    """When blocks were told to be stored and removed, by their tokens."""
+    """When blocks were published as stored and removed, by their tokens."""
 
     def __init__(self, endpoints: Mapping[Rank, str]) -> None:
-        self.stored: dict[Rank, dict[Tokens, list[Told]]] = _log(endpoints)
-        self.removed: dict[Rank, dict[Tokens, list[Told]]] = _log(endpoints)
+        self.stored: dict[Rank, dict[Tokens, list[Published]]] = _log(endpoints)
+        self.removed: dict[Rank, dict[Tokens, list[Published]]] = _log(endpoints)
         self.last: dict[Rank, int] = dict.fromkeys(endpoints, -1)
         """The number of the last batch of each rank."""
         self._tokens: dict[Rank, dict[Any, Tokens]] = {rank: {} for rank in endpoints}
@@ -61,13 +61,16 @@ class EventLog:
         while not self._ends.is_set():
             for socket, _ in self._poller.poll(POLL_MS):
                 _, number, payload = socket.recv_multipart()
-                rank, told = self._ranks[socket], Told(monotonic(), int.from_bytes(number, "big"))
+                rank, published = (
+                    self._ranks[socket],
+                    Published(monotonic(), int.from_bytes(number, "big")),
+                )
                 batch: Any = msgspec.msgpack.decode(payload)
                 for event in batch[1]:
-                    self._note(rank, event, told)
-                self.last[rank] = told.batch
+                    self._note(rank, event, published)
+                self.last[rank] = published.batch
 
-    def _note(self, rank: Rank, event: Mapping[str, Any], told: Told) -> None:
+    def _note(self, rank: Rank, event: Mapping[str, Any], published: Published) -> None:
         names = self._tokens[rank]
         if event["type"] == "BlockStored":
             size = event["block_size"]
@@ -75,22 +78,22 @@ class EventLog:
             # windows' ends alone are named, with the tokens of what comes before them
             for at, block_hash in enumerate(event["block_hashes"], hidden):
                 names[block_hash] = tuple(event["token_ids"][at * size : (at + 1) * size])
-                self.stored[rank][names[block_hash]].append(told)
+                self.stored[rank][names[block_hash]].append(published)
         elif event["type"] == "BlockRemoved":
             for block_hash in event["block_hashes"]:
                 if block_hash in names:
-                    self.removed[rank][names[block_hash]].append(told)
+                    self.removed[rank][names[block_hash]].append(published)
 
     def forget(self, worker_id: int) -> None:
         """Its engine has ended: the next one's batches begin with number 0."""
         self.last.update({rank: -1 for rank in self.last if rank[0] == worker_id})
 
     def was_stored(self, rank: Rank, blocks: Iterable[Tokens], begin: float, end: float) -> bool:
-        """Whether the rank told in that time that it stored one of these blocks."""
+        """Whether the rank published in that time that it stored one of these blocks."""
         return _between(self.stored[rank], blocks, begin, end)
 
     def was_removed(self, rank: Rank, blocks: Iterable[Tokens], begin: float, end: float) -> bool:
-        """Whether the rank told in that time that it removed one of these blocks."""
+        """Whether the rank published in that time that it removed one of these blocks."""
         return _between(self.removed[rank], blocks, begin, end)
 
 
@@ -99,11 +102,11 @@ def blocks_of(prompt: Sequence[int], size: int) -> list[Tokens]:
     return [tuple(prompt[at : at + size]) for at in range(0, len(prompt) - size + 1, size)]
 
 
-def _log(endpoints: Iterable[Rank]) -> dict[Rank, dict[Tokens, list[Told]]]:
+def _log(endpoints: Iterable[Rank]) -> dict[Rank, dict[Tokens, list[Published]]]:
     return {rank: defaultdict(list) for rank in endpoints}
 
 
 def _between(
-    log: Mapping[Tokens, Sequence[Told]], blocks: Iterable[Tokens], begin: float, end: float
+    log: Mapping[Tokens, Sequence[Published]], blocks: Iterable[Tokens], begin: float, end: float
 ) -> bool:
-    return any(begin <= told.at <= end for block in blocks for told in log.get(block, ()))
+    return any(begin <= published.at <= end for block in blocks for published in log.get(block, ()))

@@ -39,7 +39,7 @@ async def evidence(
         (blocks,) = (one["device_blocks"] for one in scores["workers"] if _rank_of(one) == rank)
         (index,) = (one["index"] for one in trust["ranks"] if _rank_of(one) == rank)
         at = round(monotonic() - exchange.begun, 2)
-        lines.append(f"at {at}: {blocks} blocks; batch {log.last[rank]} was heard, {index}")
+        lines.append(f"at {at}: {blocks} blocks; batch {log.last[rank]} was received, {index}")
     metrics = (await http.get(f"{service}/metrics")).text
     said = (line for line in metrics.splitlines() if line.startswith(SERIES))
     return [*lines, *(line for line in said if float(line.rpartition(" ")[2]))]

@@ -30,7 +30,7 @@ class Exchange:
     foretold: int
     """Tokens that the service took for cached."""
     begun: float
-    """The service had applied by then what the engine had told."""
+    """The service had applied by then what the engine had published."""
     ended: float = 0.0
     cached: int | None = None
     """Tokens that the engine found; None: the caller left before it said so."""

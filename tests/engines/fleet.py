@@ -58,7 +58,7 @@ class Fleet:
             log=self.log,
             block_size=self.config.block_size,
             # of windows alone nothing is kept of an answer, which fills two blocks at most
-            told_blocks=3 if self.config.model == "mistral" else 1,
+            awaited_blocks=3 if self.config.model == "mistral" else 1,
             requests=requests,
             full_reports=self.config.full_reports,
             **how,

@@ -98,7 +98,7 @@ async def turn_of(api: Any, messages: list[Any], *, is_stream: bool) -> tuple[in
 
 
 def matched(server: Server, prompt: Sequence[int]) -> int:
-    """Blocks of a prompt that the service has heard of, of whoever holds most."""
+    """Blocks of a prompt that the service knows, of whoever holds most."""
     body = {"token_ids": list(prompt), "model_name": SERVED_NAME}
     answer: Any = server.request("POST", "/overlap_scores", body).json
     found: int = max(row["device_blocks"] for row in answer["workers"])

@@ -29,13 +29,13 @@ def _fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_conversations(fleet: Fleet, told: Recorder) -> None:
+def test_conversations(fleet: Fleet, recorder: Recorder) -> None:
     """Into trees that are too small for all of them; then with salts; then some are cancelled."""
-    verdict = told(fleet.drive("sglang, evictions", REQUESTS))
+    verdict = recorder(fleet.drive("sglang, evictions", REQUESTS))
     assert any(fleet.log.removed.values()), "the trees were large enough for everything"
     assert_foretold(verdict)
-    assert_foretold(told(fleet.drive("sglang, salts", REQUESTS, flavors=SALTS, prefixes=2)))
-    left = told(fleet.drive("sglang, callers that leave", REQUESTS, cancel_share=0.3, seed=2))
+    assert_foretold(recorder(fleet.drive("sglang, salts", REQUESTS, flavors=SALTS, prefixes=2)))
+    left = recorder(fleet.drive("sglang, callers that leave", REQUESTS, cancel_share=0.3, seed=2))
     assert_foretold(left)
     assert fleet.server.fleet_load() == (0, 0, 0)
 

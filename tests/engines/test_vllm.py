@@ -36,15 +36,17 @@ def assert_foretold(verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model)
 def test_conversations(
-    config: EngineConfig, tmp_path_factory: pytest.TempPathFactory, told: Recorder
+    config: EngineConfig, tmp_path_factory: pytest.TempPathFactory, recorder: Recorder
 ) -> None:
     with running_fleet(tmp_path_factory.mktemp(config.model), [config, config]) as fleet:
-        verdict = told(fleet.drive("conversations", REQUESTS))
+        verdict = recorder(fleet.drive("conversations", REQUESTS))
     assert_foretold(verdict)
 
 
-def test_ranks_that_are_passed_on(tmp_path_factory: pytest.TempPathFactory, told: Recorder) -> None:
+def test_ranks_that_are_passed_on(
+    tmp_path_factory: pytest.TempPathFactory, recorder: Recorder
+) -> None:
     config = EngineConfig("llama", ranks=2)
     with running_fleet(tmp_path_factory.mktemp("ranks"), [config]) as fleet:
-        verdict = told(fleet.drive("data parallel, rank told", REQUESTS, pass_rank=True))
+        verdict = recorder(fleet.drive("data parallel, rank given", REQUESTS, pass_rank=True))
     assert_foretold(verdict)

@@ -1,4 +1,4 @@
-"""A whole vLLM whose requests all ask it to tell again what they find cached.
+"""A whole vLLM whose requests all ask it to publish again what they find cached.
 
 `kv_cache_report_mode: "full"` of vLLM's requests, and of the workers' records. Without the latter
 an index counts more blocks than an engine has, and keeps what was evicted.
@@ -31,8 +31,8 @@ def blocks_of_workers(fleet: Fleet) -> Counter[int]:
     counted: Counter[int] = Counter()
     for scope in dumped.values():
         for event in scope["events"]:
-            told = event["event"]["data"].get("stored", {})
-            counted[event["worker_id"]] += len(told.get("blocks", ()))
+            stored = event["event"]["data"].get("stored", {})
+            counted[event["worker_id"]] += len(stored.get("blocks", ()))
     return counted
 
 
@@ -42,11 +42,11 @@ def test_full_reports(
     config: EngineConfig,
     requests: int,
     tmp_path_factory: pytest.TempPathFactory,
-    told: Recorder,
+    recorder: Recorder,
 ) -> None:
     folder = tmp_path_factory.mktemp(config.model)
     with running_fleet(folder, [config, config]) as fleet:
-        verdict = told(fleet.drive("full reports", requests))
+        verdict = recorder(fleet.drive("full reports", requests))
         assert all(fleet.log.removed.values()), "the pools were large enough for everything"
         assert_foretold(verdict)
         for worker_id, blocks in blocks_of_workers(fleet).items():

@@ -51,8 +51,8 @@ OTHERS += [
 
 @pytest.mark.parametrize("config", [*PLAIN, *OTHERS], ids=lambda one: f"{one.model} {one}")
 def test_conversations(
-    config: EngineConfig, tmp_path_factory: pytest.TempPathFactory, told: Recorder
+    config: EngineConfig, tmp_path_factory: pytest.TempPathFactory, recorder: Recorder
 ) -> None:
     with running_fleet(tmp_path_factory.mktemp(config.model), [config, config]) as fleet:
-        verdict = told(fleet.drive("conversations", REQUESTS))
+        verdict = recorder(fleet.drive("conversations", REQUESTS))
     assert_foretold(verdict)

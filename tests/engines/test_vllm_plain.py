@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 REQUESTS = 150
 BLOCK_SIZE = 16
 SHORT_BUFFER = 40
-"""Batches: less than what an engine has told when a service starts late."""
+"""Batches: less than what an engine has published when a service starts late."""
 FLAVORS = (
     Flavor(),
     Flavor(salt="one"),
@@ -50,25 +50,26 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_evictions(fleet: Fleet, told: Recorder) -> None:
-    verdict = told(fleet.drive("evictions", 2 * REQUESTS))
+def test_evictions(fleet: Fleet, recorder: Recorder) -> None:
+    verdict = recorder(fleet.drive("evictions", 2 * REQUESTS))
     assert all(fleet.log.removed.values()), "the pools were large enough for everything"
     assert_foretold(verdict)
 
 
-def test_salts_and_adapters(fleet: Fleet, told: Recorder) -> None:
-    verdict = told(fleet.drive("salts and adapters", REQUESTS, flavors=FLAVORS, prefixes=2))
+def test_salts_and_adapters(fleet: Fleet, recorder: Recorder) -> None:
+    verdict = recorder(fleet.drive("salts and adapters", REQUESTS, flavors=FLAVORS, prefixes=2))
     assert_foretold(verdict)
 
 
-def test_cancelled_requests(fleet: Fleet, told: Recorder) -> None:
-    verdict = told(fleet.drive("callers that leave", REQUESTS, cancel_share=0.3, seed=2))
+def test_cancelled_requests(fleet: Fleet, recorder: Recorder) -> None:
+    verdict = recorder(fleet.drive("callers that leave", REQUESTS, cancel_share=0.3, seed=2))
     assert_foretold(verdict)
     assert fleet.server.fleet_load() == (0, 0, 0)
 
 
-def test_late_service(fleet: Fleet, told: Recorder) -> None:
-    """It asks for what was told before: all of it from one engine, the end of it from the other.
+def test_late_service(fleet: Fleet, recorder: Recorder) -> None:
+    """It asks for what was published before: all of it from one engine, the end of it from the
+    other.
 
     What the second has forgotten is unknown, and makes nothing that is known less credible.
     """
@@ -85,16 +86,16 @@ def test_late_service(fleet: Fleet, told: Recorder) -> None:
         assert whole
         assert part
         traffic.exchanges = whole
-        verdict = told(fleet.judge("late, whole past", traffic))
+        verdict = recorder(fleet.judge("late, whole past", traffic))
         traffic.exchanges = part
-        partial = told(fleet.judge("late, the past's end", traffic))
+        partial = recorder(fleet.judge("late, the past's end", traffic))
         assert_foretold(verdict)
         assert partial.reasons[EVICTED] == len(partial.too_much), partial.differences
         assert min(_trust(late).values()) > 0.9, late.request("GET", "/trust").raw
 
 
-def test_killed_service(fleet: Fleet, told: Recorder) -> None:
-    """It has its index from the disk, and what engines told meanwhile from them."""
+def test_killed_service(fleet: Fleet, recorder: Recorder) -> None:
+    """It has its index from the disk, and what engines published meanwhile from them."""
     fleet.kill_service()
     missed = fleet.traffic(0).beginnings
     for engine in fleet.engines:
@@ -102,10 +103,10 @@ def test_killed_service(fleet: Fleet, told: Recorder) -> None:
             engine.complete(prompt)
     fleet.start_service()
     block_until(lambda: fleet.matched(missed[-1]) == dict.fromkeys((1, 2), _whole(missed[-1])))
-    assert_foretold(told(fleet.drive("the service is killed", REQUESTS)))
+    assert_foretold(recorder(fleet.drive("the service is killed", REQUESTS)))
 
 
-def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
+def test_killed_engine(fleet: Fleet, recorder: Recorder) -> None:
     """Others answer meanwhile; started again it holds nothing, and is credited with nothing."""
     first = fleet.engines[0]
     words = fleet.traffic(0, seed=3)
@@ -119,12 +120,16 @@ def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
         first.start()
 
     rising = {20: fall_and_rise}
-    assert_foretold(told(fleet.drive("an engine is killed", REQUESTS, after=rising, retry=True)))
+    assert_foretold(
+        recorder(fleet.drive("an engine is killed", REQUESTS, after=rising, retry=True))
+    )
     first.wait_until_up()
     first.complete(young)
-    block_until(lambda: fleet.matched(young)[1] == _whole(young))  # it has heard the new engine
+    block_until(
+        lambda: fleet.matched(young)[1] == _whole(young)
+    )  # it has received from the new engine
     assert fleet.matched(old)[1] == 0
-    assert_foretold(told(fleet.drive("it is back", REQUESTS)))
+    assert_foretold(recorder(fleet.drive("it is back", REQUESTS)))
 
 
 def _whole(prompt: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """Conversations through the service to real engines, and what it foretold of each prompt.
 
-A caller as any other: it asks the service, sends the prompt to the engine that was named, tells
+A caller as any other: it asks the service, sends the prompt to the engine that was named, reports
 what that answered, and goes on with the answer as a part of the next prompt. `cached_tokens` of the
 engine's usage is the truth about the tokens that the service took for cached.
 """
@@ -28,10 +28,10 @@ from tests.wait import PATIENCE_S
 PROMPT_MAX: Final = 3000
 RANK_HEADER: Final = "X-data-parallel-rank"
 PAUSES_S: Final = (0.05, 0.15)
-"""Between what an engine has told of an answer and the next turn."""
+"""Between what an engine has published of an answer and the next turn."""
 LOOKS: Final = 200
 LOOK_S: Final = 0.025
-"""An engine is given so much time to tell; it may end before."""
+"""An engine is given so much time to publish; it may end before."""
 
 
 @dataclass
@@ -42,13 +42,14 @@ class Traffic:
         service: the address of the service.
         scope: the partition's name there.
         workers: the ids there.
-        log: of their engines; the next turn comes after an engine told of the last one, as
+        log: of their engines; the next turn comes after an engine published the last one, as
             people and tools need more time than events.
-        told_blocks: so many of the last whole blocks; the engine tells of one of them, at least.
+        awaited_blocks: so many of the last whole blocks; the engine publishes one of them, at
+            least.
         requests: that many are sent, and each is answered or an error.
         retry: a failed request is sent to another worker, as a caller would.
-        pass_rank: whether the engine is told the rank that was chosen.
-        full_reports: whether it is asked to tell again which blocks a prompt finds.
+        pass_rank: whether the engine is given the rank that was chosen.
+        full_reports: whether it is asked to publish again which blocks a prompt finds.
     """
 
     service: str
@@ -56,7 +57,7 @@ class Traffic:
     workers: Sequence[int]
     log: EventLog
     block_size: int
-    told_blocks: int
+    awaited_blocks: int
     requests: int
     seed: int = 1
     lanes: int = 4
@@ -79,7 +80,7 @@ class Traffic:
     conversations: int = 0
     cancelled: int = 0
     lags_s: list[float] = field(default_factory=list)
-    """Of each request: how long the service took to apply what the engines had told."""
+    """Of each request: how long the service took to apply what the engines had published."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -128,14 +129,14 @@ class Traffic:
         if exchange is None:
             return False
         prompt += exchange.output
-        await self._told(exchange)
+        await self._until_published(exchange)
         await asyncio.sleep(self.rng.uniform(*PAUSES_S))
         return True
 
-    async def _told(self, exchange: Exchange) -> None:
-        """Wait until the engine told of the last blocks; the last token is in none yet."""
+    async def _until_published(self, exchange: Exchange) -> None:
+        """Wait until the engine published the last blocks; the last token is in none yet."""
         computed = [*exchange.prompt, *exchange.output[:-1]]
-        last = blocks_of(computed, self.block_size)[-self.told_blocks :]
+        last = blocks_of(computed, self.block_size)[-self.awaited_blocks :]
         stored = self.log.stored[exchange.worker_id, exchange.rank]
         for _ in range(LOOKS):
             if any(block in stored for block in last):
@@ -143,19 +144,20 @@ class Traffic:
             await asyncio.sleep(LOOK_S)
 
     async def _applied(self, http: httpx.AsyncClient) -> None:
-        """Wait until the service has applied what the log has heard: how late it is, is no error.
+        """Wait until the service has applied what the log has received: how late it is, is no
+        error.
 
         Where more wants to run than there are processors, libzmq's thread in the service may get
         none for half a second while the event loop goes on.
         """
-        begun, heard = monotonic(), dict(self.log.last)
+        begun, received = monotonic(), dict(self.log.last)
         applied: dict[Rank, int] = {}
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while any(applied.get(rank, -1) < batch for rank, batch in heard.items()):
+                while any(applied.get(rank, -1) < batch for rank, batch in received.items()):
                     applied = await applied_batches(http, self.service)
         except TimeoutError:
-            raise AssertionError(f"heard {heard}, applied {applied}") from None
+            raise AssertionError(f"received {received}, applied {applied}") from None
         self.lags_s.append(monotonic() - begun)
 
     async def _request(
@@ -249,9 +251,9 @@ class Traffic:
         self.exchanges.append(exchange)
         if exchange.cached not in {None, exchange.foretold}:
             exchange.evidence = await evidence(http, self.service, self.scope, exchange, self.log)
-        told = {} if exchange.cached is None else {"cached_tokens": exchange.cached}
+        report = {} if exchange.cached is None else {"cached_tokens": exchange.cached}
         path = f"{self.service}/reservations/{reservation}/prefill_complete"
-        await self._tell(http.post(path, json=told), "prefill_complete")
+        await self._report(http.post(path, json=report), "prefill_complete")
 
     async def _ask_and_leave(
         self,
@@ -277,9 +279,9 @@ class Traffic:
                     break
 
     async def _free(self, http: httpx.AsyncClient, reservation: str) -> None:
-        await self._tell(http.delete(f"{self.service}/reservations/{reservation}"), "free")
+        await self._report(http.delete(f"{self.service}/reservations/{reservation}"), "free")
 
-    async def _tell(self, call: Any, name: str) -> None:
+    async def _report(self, call: Any, name: str) -> None:
         answer = await call
         if answer.status_code != 200:
             self.errors[f"{name}: {answer.status_code}"] += 1

@@ -15,7 +15,7 @@ from tests.engines.event_log import EventLog, blocks_of
 from tests.engines.exchange import Exchange
 
 AFTER_S: Final = 5.0
-"""An engine answers before it tells what it stored; on a busy machine, long before."""
+"""An engine answers before it publishes what it stored; on a busy machine, long before."""
 
 EVICTED: Final = "evicted meanwhile"
 STORED: Final = "stored meanwhile"
@@ -98,7 +98,7 @@ def _reason(exchange: Exchange, found: int, block_size: int, log: EventLog) -> s
 
 
 def _history(exchange: Exchange, found: int, block_size: int, log: EventLog) -> str:
-    """What was told of the first and the last block in doubt, in seconds since the selection."""
+    """Events of the first and the last block in doubt, in seconds since the selection."""
     rank = (exchange.worker_id, exchange.rank)
     begin, end = sorted((exchange.foretold // block_size, found))
     doubtful = blocks_of(exchange.prompt, block_size)[begin:end]

@@ -54,9 +54,9 @@ class EngineConfig:
     """Batches that are kept for replays."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     draft_tokens: int = 0
-    """Speculated at once, from words that came before."""
+    """Speculated at once, from tokens that came before."""
     full_reports: bool = False
-    """Whether all requests ask it to tell again what they find cached."""
+    """Whether all requests ask it to publish again what they find cached."""
 
     def __str__(self) -> str:
         chunked = "" if self.chunked_prefill else ", prompts whole"

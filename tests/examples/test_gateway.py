@@ -53,8 +53,8 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
         assert any("Uvicorn running on" in line for line in gateway.stderr), "it has ended"
         httpx.get(f"http://{HOST}:{port}/nothing", timeout=PATIENCE_S)  # it says so before it runs
         gateway.send_signal(signal.SIGINT)
-        _, told = gateway.communicate(timeout=PATIENCE_S)
-    assert (gateway.returncode, "Traceback" in told) == (0, False), told
+        _, errors = gateway.communicate(timeout=PATIENCE_S)
+    assert (gateway.returncode, "Traceback" in errors) == (0, False), errors
 
 
 @pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""An engine in a process of its own: it can be stopped, killed, cut off, and told to lie.
+"""An engine in a process of its own: it can be stopped, killed, cut off, and made to lie.
 
 It stores and evicts blocks of the prompts that all engines share, keeps what it has published for
 replays, and knows what it holds: that is the truth an index is compared with.
@@ -74,7 +74,7 @@ class Engine:
         self._ask("run", per_second)
 
     def lose(self, times: int) -> None:
-        """As `churn`, and nobody hears of it but who asks for a replay."""
+        """As `churn`, and nobody receives it but who asks for a replay."""
         self._ask("lose", times)
 
     def restart(self) -> None:
@@ -316,5 +316,5 @@ def _live(
                 return
             try:
                 pipe.send((None, getattr(life, what)(*args)))
-            except Exception as error:  # noqa: BLE001 - told to who has asked
+            except Exception as error:  # noqa: BLE001 - sent to the caller
                 pipe.send((repr(error), None))

@@ -1,4 +1,4 @@
-"""A TCP proxy that may be late, slow, mute, lying or gone: between any two who speak TCP.
+"""A TCP proxy that may be late, slow, mute, lying or gone: between any two ends of TCP.
 
 One thread with a loop of its own; what it does to bytes changes at any moment, for connections that
 are open as well. Nothing is drawn but which bytes are garbled, and that from a seed.

@@ -63,7 +63,7 @@ class Pace:
     churn_per_second: int = 100
     partition_s: float = 0.2
     join_s: float = 3.0
-    is_alone: bool = True  # else latencies tell more of the neighbours than of us
+    is_alone: bool = True  # else latencies show more of the neighbours than of us
 
 
 BRISK_PACE = Pace()
@@ -121,7 +121,7 @@ class Soak:
 
 
 class Turns(threading.Thread):
-    """Somebody who does one thing again and again; an error ends it, and is told in the end."""
+    """Somebody who does one thing again and again; an error ends it, and is reported in the end."""
 
     def __init__(self, what: Callable[[], None], pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -136,7 +136,7 @@ class Turns(threading.Thread):
             while not self._over.wait(self._pause_s):
                 self._what()
                 self.count += 1
-        except BaseException as error:  # noqa: BLE001 - told to who waits
+        except BaseException as error:  # noqa: BLE001 - reported to who waits
             self.error = error
 
     def __enter__(self) -> Self:
@@ -238,7 +238,7 @@ def come_and_go(replica: Replica, number: int) -> None:
 
 
 def join_and_leave(folder: Path, a: Replica, b: Replica) -> None:
-    """A third replica hears of all that is booked, books, and is killed or leaves."""
+    """A third replica receives all that is booked, books, and is killed or leaves."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         with service(Path(own)) as third:
             for one, other in ((third, a), (third, b), (a, third), (b, third)):
@@ -281,12 +281,12 @@ def settle(
 
 
 def balance(one: Replica) -> tuple[float, float]:
-    """What began here, by a caller or by hearsay, and what ended."""
+    """What began here, by a caller or by messages, and what ended."""
     came = one.metric("reservation_events_total", event="booked")
     went = sum(one.metric("reservation_events_total", event=event) for event in ENDS)
-    heard = one.metric("replica_reservations_total", event="booked")
+    received = one.metric("replica_reservations_total", event="booked")
     over = one.metric("replica_reservations_total", event="freed")
-    return came + heard, went + over
+    return came + received, went + over
 
 
 def growth(of: Soak) -> Iterator[str]:

@@ -39,8 +39,8 @@ class Life:
         self.core = SelectionCore(
             StreamRegistry(), RouterConfig(use_kv_events=False), random.Random(seed)
         )
-        self.now = self.told = 1e6
-        self.clock = forwards_only(lambda: self.told)
+        self.now = self.wall = 1e6
+        self.clock = forwards_only(lambda: self.wall)
         self.names = 0
         self.live: list[str] = []
         for worker_id in WORKERS:
@@ -48,7 +48,7 @@ class Life:
             self.core.workers.upsert_worker(spec, self.now)
 
     def step(self) -> None:
-        self.told += self.rng.choice(self.jumps)
+        self.wall += self.rng.choice(self.jumps)
         self.now = self.clock()
         act: Any = self.rng.choice([self.book, self.book, self.free, self.report, self.renew])
         with contextlib.suppress(ReservationNotFound, LeaseNotFound):
@@ -93,9 +93,9 @@ class Life:
 
     def rest(self) -> None:
         """Time goes on as it should, longer than anything lives."""
-        self.told = max(self.told, self.now)
+        self.wall = max(self.wall, self.now)
         for _ in range(40):
-            self.told += 100.0
+            self.wall += 100.0
             self.now = self.clock()
             while self.core.tick(self.now)[0]:
                 pass
@@ -115,8 +115,8 @@ def test_a_clock_that_jumps(seed: int, jumps: tuple[float, ...]) -> None:
 
 def test_a_bucket_and_a_lease_while_the_clock_is_behind() -> None:
     """Nothing is taken out of a bucket by time, and nothing expires early or is kept for good."""
-    told = [1e6]
-    service = Driver(RouterConfig(use_kv_events=False), clock=lambda: told[0])
+    wall = [1e6]
+    service = Driver(RouterConfig(use_kv_events=False), clock=lambda: wall[0])
     core = service.core
     worker = WorkerSpec(worker_id=1, endpoint="http://w", block_size=16)
     core.admission_controller.put_in_force("token-bucket", {"capacity": 100, "refill_rate": 10})
@@ -133,14 +133,14 @@ def test_a_bucket_and_a_lease_while_the_clock_is_behind() -> None:
 
     core.reservations.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), service.now())
     assert select(100)
-    told[0] -= 3600.0
+    wall[0] -= 3600.0
     assert not select(10)
     core.tick(service.now())
     assert core.reservations.renew_lease("l", LeaseRenewal(), service.now())
-    told[0] += 3605.0
+    wall[0] += 3605.0
     assert not select(51)
     assert select(50), "refilled by the five seconds that have passed"
-    told[0] += 60.0
+    wall[0] += 60.0
     core.tick(service.now())
     with pytest.raises(LeaseNotFound):
         core.reservations.renew_lease("l", LeaseRenewal(), service.now())

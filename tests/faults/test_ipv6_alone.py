@@ -41,8 +41,8 @@ def inside(scene: Callable[[Path], None], folder: Path) -> None:
         process.start()
         process.join(3 * PATIENCE_S)
         process.kill()
-        told = folder / "failure"
-        assert process.exitcode == 0, told.read_text("utf-8") if told.exists() else "no end"
+        failure = folder / "failure"
+        assert process.exitcode == 0, failure.read_text("utf-8") if failure.exists() else "no end"
 
 
 def _play(name: str, scene: Callable[[Path], None], folder: Path) -> None:
@@ -155,13 +155,13 @@ def held(engine: EventPublisher, port: int) -> int:
 
 
 def demonstration(folder: Path) -> None:
-    told = subprocess.run(
+    ended = subprocess.run(
         [PYTHON, "-m", "select_service", "demo", "--plain", "--requests", "40", "--rate", "40"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("scene", [replicas_engines_and_planner, demonstration])

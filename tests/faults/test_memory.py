@@ -246,14 +246,14 @@ def test_a_dump_of_a_million_blocks_is_not_held(tmp_path: Path, record_property:
             reader = http.client.HTTPConnection(HOST, server.port, timeout=60.0)
             reader.request("GET", "/dump")
             answer = reader.getresponse()
-            told, size = answer.read(1 << 20), 1 << 20
+            piece_before, size = answer.read(1 << 20), 1 << 20
             for _ in range(100):
                 server.ask("POST", "/select", {"token_ids": list(range(64))})
-            blocks = told.count(b'"block_hash"')
+            blocks = piece_before.count(b'"block_hash"')
             while piece := answer.read(1 << 20):
                 size += len(piece)
-                blocks += (told[-11:] + piece).count(b'"block_hash"')
-                told = piece
+                blocks += (piece_before[-11:] + piece).count(b'"block_hash"')
+                piece_before = piece
         line.lasted_s = time.monotonic() - began
         line.note = f"{size / 1e6:.0f} MB"
         line.health, line.before, line.after = probe.health, before, vitals(patient.pid)

@@ -76,7 +76,7 @@ def test_a_bad_way(wired: Wired, name: str, record_property: Record) -> None:
         wired.set(HEALTHY)
     for engine in patient.engines:
         engine.run(0)
-        if FAULTS[name].garbled:  # a hash with another bit is a hash: no checksum would tell
+        if FAULTS[name].garbled:  # a hash with another bit is a hash: no checksum would show it
             engine.restart()
         engine.churn(3)  # something after all that was lost, or nobody could know of it yet
     patient.recovers()

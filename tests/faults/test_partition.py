@@ -1,4 +1,4 @@
-"""A cable is pulled: nobody is told, nothing is refused, packets are just gone."""
+"""A cable is pulled: nobody is informed, nothing is refused, packets are just gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place() -> Iterator[Namespace]:
 
 
 def test_an_engine_is_cut_off(tmp_path: Path, place: Namespace, record_property: Record) -> None:
-    """It goes on meanwhile; nobody waits, its neighbour is heard, and then all of it is known."""
+    """It goes on meanwhile; nobody waits, its neighbour is received, then all of it is known."""
     far = Engine(31, host=place.there, namespace=place.name)
     with service(tmp_path) as server, engines(1, first=32) as near, far:
         patient = Patient(server, [far, *near])

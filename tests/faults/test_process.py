@@ -79,7 +79,7 @@ def test_killed_and_started_again(
 def test_stopped_for_a_while(
     tmp_path: Path, publishing: list[Engine], record_property: Record
 ) -> None:
-    """Nobody is told a 500, and what was published meanwhile is known afterwards."""
+    """Nobody gets a 500, and what was published meanwhile is known afterwards."""
     with at_work(service(tmp_path), publishing) as patient:
         with patient.suffering("service frozen", record_property, is_down=True):
             for one in publishing:

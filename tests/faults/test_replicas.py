@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 Record = Callable[[str, object], None]
 WORKERS = (1, 2)
 ENDINGS: tuple[Ending, ...] = ("Free", "MarkPrefillCompleted")
-# Not garbled: a name or a number with another bit is one, too; keys tell (CURVE), nothing else can.
+# Not garbled: a name or a number with another bit is one, too; keys show it (CURVE), nothing else
+# can.
 FAULTS = {
     "late": Fault(late_s=0.3),
     "black hole": BLACK_HOLE,
@@ -67,7 +68,7 @@ class Pair:
         )
         self.patient, self.there = patient, there
         with patient.suffering(name, record, clients=2), there:
-            # ids of their own: `b` may hear of them late
+            # ids of their own: `b` may receive them late
             for client in patient.traffic.all:
                 client.name_prefix = f"{there.seed}-a-{client.name_prefix}"
             yield there
@@ -132,7 +133,7 @@ def test_a_bad_way_between_replicas(pair: Pair, name: str, record_property: Reco
 
 
 def test_a_replica_that_stands_still(pair: Pair, record_property: Record) -> None:
-    """The other one goes on, and it hears of everything when it does again."""
+    """The other one goes on, and it receives everything when it does again."""
     assert pair.b.process is not None
     with pair.suffering("replica frozen", record_property) as there:
         time.sleep(0.5)
@@ -161,7 +162,7 @@ def test_subscribers_that_do_not_read(pair: Pair, record_property: Record) -> No
 
 
 def test_a_hostile_replica(pair: Pair, record_property: Record) -> None:
-    """Forged frees, words under another's name, what was said before, and noise change nothing."""
+    """Forged frees, messages under another's name, repeats, and noise change nothing."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with contextlib.ExitStack() as stack:
         spy = context.socket(zmq.SUB)
@@ -183,7 +184,7 @@ def test_a_hostile_replica(pair: Pair, record_property: Record) -> None:
                         lies += 1
         eventually(pair.apart, set(), deadline_s=30.0)
         refused = pair.a.metric("replica_refused_total")
-        assert refused > lies / 4, "it was heard, and not believed"
+        assert refused > lies / 4, "it was received, and not believed"
         for one in pair.both:
             endpoint = {"endpoint": liar.endpoint}
             one.ask("POST", "/replica_sync/deregister_peer", endpoint, ok=(200, 204))
@@ -205,7 +206,7 @@ def forged(frames: list[bytes], dice: random.Random) -> Iterator[list[bytes]]:
             end = ReplicaEvent(event.request_id, event.worker, data, event.router_id)
             yield list(encode_message(replace(message, event=end)))
     elif isinstance(message, Said):
-        # its own words, under the other's name and number
+        # its own messages, under the other's name and number
         ends = [
             Ended(one.reservation_id, message.router_id, one.born, freed=True)
             for one in message.items

@@ -79,7 +79,7 @@ class Api:
 
 
 class Cluster:
-    """Replicas, who is ready of them, and who is told so."""
+    """Replicas, who is ready of them, and where that is sent."""
 
     def __init__(self, network: Network, api: Api, folder: Path) -> None:
         self.network, self.api, self.folder = network, api, folder
@@ -101,7 +101,7 @@ class Cluster:
             host=address,
         )
         self.replicas.append(replica)
-        self.tell()
+        self.publish()
         replica.__enter__()
         eventually(lambda: replica.request("GET", "/ready").status, 200)
         self.ready = [*self.ready, replica]
@@ -109,7 +109,7 @@ class Cluster:
 
     def end(self, replica: Replica) -> None:
         """As a kubelet does: terminating, a signal, and forgotten when it has ended."""
-        self.tell(terminating=replica)
+        self.publish(terminating=replica)
         assert replica.process is not None
         replica.process.send_signal(signal.SIGTERM)
         eventually(lambda: replica.request("GET", "/ready").status, 503)
@@ -117,9 +117,9 @@ class Cluster:
         self.ready = [one for one in self.ready if one is not replica]
         assert replica.process.wait(20) == 0
         self.replicas.remove(replica)
-        self.tell()
+        self.publish()
 
-    def tell(self, terminating: Replica | None = None) -> None:
+    def publish(self, terminating: Replica | None = None) -> None:
         """Name the replicas, ready or not."""
         endpoints = [
             {

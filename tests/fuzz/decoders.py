@@ -151,10 +151,10 @@ def dumps(data: bytes) -> None:
 
 
 def loads(data: bytes) -> None:
-    """What workers tell of their load: finite numbers, or refused."""
+    """What workers report of their load: finite numbers, or refused."""
     try:
-        told = load_topic.read([b"kv_metrics", data], 1 << 17, 1024)
-        for one in told.ranks or [told]:
+        report = load_topic.read([b"kv_metrics", data], 1 << 17, 1024)
+        for one in report.ranks or [report]:
             metrics = load_topic.rank_metrics(one, 0)
             assert msgspec.json.decode(msgspec.json.encode(metrics), type=type(metrics)) == metrics
     except load_topic.UNREADABLE:

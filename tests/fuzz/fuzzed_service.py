@@ -185,11 +185,11 @@ class FuzzedService:
             self._judge_accepted(route, content, kind, about)
             return
         self.refused += 1
-        told = _decode(raw, kind)
-        assert told["error"], about
-        assert told["code"], about
-        if told["code"] in {"invalid_field", "unknown_field"} and _is_object(content, kind):
-            assert told.get("field"), about
+        body = _decode(raw, kind)
+        assert body["error"], about
+        assert body["code"], about
+        if body["code"] in {"invalid_field", "unknown_field"} and _is_object(content, kind):
+            assert body.get("field"), about
 
     def _judge_accepted(self, route: Route[Any], content: bytes, kind: str, about: Any) -> None:
         if route.pattern.endswith(_IGNORED) and b"cached_tokens" not in content:
@@ -243,12 +243,12 @@ class FuzzedService:
             for accept in (JSON, MSGPACK):
                 status, _, raw = await self._get(path, accept)
                 assert status < 500 or status == 503, (path, accept, status, raw)
-        told = _decode(answer[2], kind) if answer and kind in (JSON, MSGPACK) else None
-        told = told if isinstance(told, dict) else {}
-        if told.get("reservation_id") not in (None, PATHS["reservation_id"]):
-            self._service.free(told["reservation_id"])
-        if told.get("lease_id") not in (None, PATHS["lease_id"]):
-            self._service.close_lease_now(told["lease_id"])
+        created = _decode(answer[2], kind) if answer and kind in (JSON, MSGPACK) else None
+        created = created if isinstance(created, dict) else {}
+        if created.get("reservation_id") not in (None, PATHS["reservation_id"]):
+            self._service.free(created["reservation_id"])
+        if created.get("lease_id") not in (None, PATHS["lease_id"]):
+            self._service.close_lease_now(created["lease_id"])
         for record in self._service.workers():
             if record.worker_id not in WORKERS:
                 self._service.delete_worker(record.worker_id)
@@ -292,11 +292,11 @@ def _decode(raw: bytes, kind: str) -> Any:
 def _alike(answer: Answer) -> tuple[int, Any, str | None]:
     status, headers, raw = answer
     kind = headers.get("content-type", "")
-    told = _decode(raw, MSGPACK if "msgpack" in kind else JSON)
-    told.pop("decision", None)  # of this very request
-    if "error" in told:
-        told["error"] = _WAIT.sub("in a while", told["error"])  # what is left of it, now and then
-    return status, told, kind
+    body = _decode(raw, MSGPACK if "msgpack" in kind else JSON)
+    body.pop("decision", None)  # of this very request
+    if "error" in body:
+        body["error"] = _WAIT.sub("in a while", body["error"])  # what is left of it, now and then
+    return status, body, kind
 
 
 def _is_object(content: bytes, kind: str) -> bool:

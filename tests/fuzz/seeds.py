@@ -95,9 +95,9 @@ def _dumps() -> Iterator[bytes]:
 
 def _loads() -> Iterator[bytes]:
     rank = {"kv_used_blocks": 1.5, "kv_total_blocks": 9, "num_requests_waiting": 0, "dp_rank": 1}
-    for told in (rank, {"ranks": [rank, {"num_requests_running": 3}]}):
-        yield json.dumps(told).encode()
-        yield msgspec.msgpack.encode(told)
+    for report in (rank, {"ranks": [rank, {"num_requests_running": 3}]}):
+        yield json.dumps(report).encode()
+        yield msgspec.msgpack.encode(report)
     yield msgspec.msgpack.encode({"kv_used_blocks": float("inf")})
 
 

@@ -114,11 +114,11 @@ def test_the_document_is_true(who: str, serve: Any, tmp_path: Path) -> None:
     )
     log = service.server.log_tail()
     assert done.returncode == 0, done.stdout[-SHOWN:] + done.stderr + log
-    told = json.loads(report.read_text("utf-8"))
-    assert told["operations"]["tested"] == told["operations"]["total"]
-    cases = told["test_cases"]["generated"]
+    report_read = json.loads(report.read_text("utf-8"))
+    assert report_read["operations"]["tested"] == report_read["operations"]["total"]
+    cases = report_read["test_cases"]["generated"]
     assert cases > 300
-    print(f"{who}: {cases} cases in {told['running_time']:.0f} s")
+    print(f"{who}: {cases} cases in {report_read['running_time']:.0f} s")
     answered = service.ask("GET", "/metrics").raw.decode()
     assert "select_service_http_crashes_total 0" in answered, log
     assert service.server.stop() == 0

@@ -1,4 +1,4 @@
-"""An OTLP collector in a thread: takes spans over HTTP, or misbehaves as it is told."""
+"""An OTLP collector in a thread: takes spans over HTTP, or misbehaves as it is set."""
 
 from __future__ import annotations
 

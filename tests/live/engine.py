@@ -43,16 +43,18 @@ class FakeEngine:
     def wait_for_subscribers(self, count: int = 1) -> None:
         """Return once at least `count` subscribers are connected."""
         block_until(
-            lambda: self._hear() >= count,
+            lambda: self._count_subscribers() >= count,
             lambda: f"port {self.port}: {self.subscribers} of {count} subscribers",
         )
 
     def wait_for_nobody(self) -> None:
         """Return once all subscribers are gone."""
-        block_until(lambda: not self._hear(), lambda: f"{self.subscribers} subscribers")
+        block_until(
+            lambda: not self._count_subscribers(), lambda: f"{self.subscribers} subscribers"
+        )
 
-    def _hear(self) -> int:
-        """The number of subscribers by all the news there is."""
+    def _count_subscribers(self) -> int:
+        """The number of subscribers by all messages so far."""
         while self._socket.poll(0):
             self.subscribers += 1 if self._socket.recv()[:1] == b"\x01" else -1
         return self.subscribers

@@ -37,8 +37,8 @@ class _Pool:
             return failed(httpcore.ConnectError(str(error)), monotonic())
         except httpx.TransportError as error:
             return failed(httpcore.NetworkError(str(error)), monotonic())
-        told = response.headers.get(_RETRY_AFTER, "")
-        wait_s = float(told) if told.isdigit() else None
+        delay = response.headers.get(_RETRY_AFTER, "")
+        wait_s = float(delay) if delay.isdigit() else None
         kind = response.headers.get("content-type", "")
         return ExchangeOutcome(monotonic(), response.status_code, body, kind, wait_s)
 

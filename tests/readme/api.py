@@ -180,8 +180,8 @@ def unnamed(page: str) -> list[Route[Handler]]:
     lines = page.splitlines()
 
     def is_named(route: Route[Handler]) -> bool:
-        words = [one for one in (route.method, *route.pattern.split("/")) if "{" not in one]
-        return any(all(word in line for word in words) for line in lines)
+        parts = [one for one in (route.method, *route.pattern.split("/")) if "{" not in one]
+        return any(all(word in line for word in parts) for line in lines)
 
     return [route for route in ROUTES if not is_named(route)]
 

@@ -101,22 +101,22 @@ def _console(text: str) -> list[Exchange]:
 
 def _exchange(command: str, output: list[str]) -> Exchange:
     """Read the few options of curl that the documents use; an unknown one is an error."""
-    words = shlex.split(command)
-    if words.pop(0) != "curl":
+    arguments = shlex.split(command)
+    if arguments.pop(0) != "curl":
         raise ValueError(f"not a curl command: {command}")
     method, body, url, headers = "GET", None, "", {}
-    while words:
-        word = words.pop(0)
+    while arguments:
+        word = arguments.pop(0)
         if word == "-X":
-            method = words.pop(0)
+            method = arguments.pop(0)
         elif word == "-H":
-            name, _, value = words.pop(0).partition(": ")
+            name, _, value = arguments.pop(0).partition(": ")
             headers[name] = value
         elif word == "-d":
             method = "POST" if method == "GET" else method
-            body = words.pop(0).encode()
+            body = arguments.pop(0).encode()
         elif word in ("-D", "-sw"):
-            words.pop(0)
+            arguments.pop(0)
         else:
             if word.startswith("-") or url:
                 raise ValueError(f"unknown word {word!r} in: {command}")

@@ -77,7 +77,7 @@ def first_flags() -> Iterable[str]:
 
 
 def first_metrics() -> Iterable[str]:
-    """The ten metrics that tell whether all is well."""
+    """The ten metrics that show whether all is well."""
     rows = {name: (labels, text) for name, _, labels, text in _families()}
     yield f"| {PREFIX}… | labels | meaning |"
     yield "|---|---|---|"
@@ -98,7 +98,7 @@ TABLES: dict[str, tuple[Path, Callable[[], Iterable[str]]]] = {
 
 
 def flags() -> Iterator[str]:
-    """Every flag; limits with the metric that tells how near they are, or how often reached."""
+    """Every flag; limits with the metric that shows how near they are, or how often reached."""
     yield from _lines("""
 # Flags
 
@@ -114,8 +114,8 @@ for limits with a count of their own. For the others the last column names the
 """)
     for section, flags_in_it in SECTIONS.items():
         heading = SECTION_CLASSES[section].__doc__
-        words = section.replace("_", " ").capitalize().replace("Kv", "KV")
-        yield from ("", f"## {words}", "", str(heading), "")
+        title = section.replace("_", " ").capitalize().replace("Kv", "KV")
+        yield from ("", f"## {title}", "", str(heading), "")
         yield "| flag | default | meaning | watch |"
         yield "|---|---|---|---|"
         yield from map(_flag, flags_in_it)

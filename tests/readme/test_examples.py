@@ -60,5 +60,5 @@ def test_python_examples(number: int, tmp_path: Path) -> None:
         port = None
         if document.PORT_IN_TEXT in program.source:
             port = stack.enter_context(Server(tmp_path / "service.log")).port
-        code, told, problems = document.run_program(program.source, tmp_path, port)
-    assert (told, code) == (program.expected, 0), problems
+        code, output, problems = document.run_program(program.source, tmp_path, port)
+    assert (output, code) == (program.expected, 0), problems

@@ -54,8 +54,8 @@ def test_what_is_typed(tmp_path: Path) -> None:
         assert len(commands) > 3
         for command in commands:
             assert command.startswith(COMMAND)
-            words = shlex.split(command.removeprefix(COMMAND))
-            assert run(server, *(last if word == "ID" else word for word in words))
+            arguments = shlex.split(command.removeprefix(COMMAND))
+            assert run(server, *(last if word == "ID" else word for word in arguments))
 
 
 @pytest.mark.e2e

@@ -16,7 +16,7 @@ ROOT = README.parent
 WHOLE_TREE: Final = DOCS / "architecture.md"
 INDENT = 2  # columns for each floor
 WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edge")
-"""Folders whose rooms are all told, each by a line of its own."""
+"""Folders whose rooms are all listed, each by a line of its own."""
 TOP = {
     *("indexer", "select_service", "tests", "bench", "deploy", "examples", ".ci"),
     *("pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
@@ -24,7 +24,7 @@ TOP = {
 }
 
 
-def told(file: Path = WHOLE_TREE) -> Iterator[Path]:
+def listed(file: Path = WHOLE_TREE) -> Iterator[Path]:
     """Every folder of a document's tree."""
     (tree,) = (text for _, text in blocks(file) if text.startswith("indexer/"))
     above: list[str] = []
@@ -36,15 +36,15 @@ def told(file: Path = WHOLE_TREE) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("file", [README, WHOLE_TREE], ids=lambda one: one.stem)
-def test_what_is_told_is_there(file: Path) -> None:
-    for folder in told(file):
+def test_what_is_listed_is_there(file: Path) -> None:
+    for folder in listed(file):
         assert (ROOT / folder).is_dir(), folder
 
 
 @pytest.mark.parametrize("folder", WHOLE)
-def test_every_room_is_told(folder: str) -> None:
+def test_every_room_is_listed(folder: str) -> None:
     rooms = {init.parent.relative_to(ROOT) for init in (ROOT / folder).glob("*/__init__.py")}
-    assert rooms <= {*told()}
+    assert rooms <= {*listed()}
 
 
 def test_nothing_else_lies_at_the_door() -> None:

@@ -108,7 +108,7 @@ def test_commands(file: Path) -> None:
 
 
 def test_make_alone_lists_targets_and_starts_nothing() -> None:
-    told = subprocess.run(
+    lines = subprocess.run(
         ["make", "--no-print-directory"],
         cwd=ROOT,
         check=True,
@@ -119,59 +119,59 @@ def test_make_alone_lists_targets_and_starts_nothing() -> None:
     (targets,) = re.findall(
         r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
     )
-    listed = [line.split()[1] for line in told]
+    listed = [line.split()[1] for line in lines]
     assert listed[:2] == ["run", "demo"]
     assert set(listed) <= set(targets.split())
     assert {"test", "test-full", "bench", "docs", "clean"} <= set(listed)
-    assert all(len(line.split()) > 3 for line in told), "each says what it does"
+    assert all(len(line.split()) > 3 for line in lines), "each says what it does"
 
 
-def test_every_annotation_is_told() -> None:
+def test_every_annotation_is_documented() -> None:
     pattern = r'\b\w+\(annotations, "([a-z-]+)"|annotations\.get\(["\']([a-z-]+)'
     read = re.findall(pattern, inspect.getsource(objects))
     assert len(read) > 10
-    told = (DOCS / "discovery.md").read_text("utf-8")
+    text = (DOCS / "discovery.md").read_text("utf-8")
     for name in ("".join(one) for one in read):
-        assert f"`{name}`" in told, name
+        assert f"`{name}`" in text, name
 
 
-def test_every_attribute_of_a_span_is_told() -> None:
-    told = (DOCS / "operating.md").read_text("utf-8")
+def test_every_attribute_of_a_span_is_documented() -> None:
+    text = (DOCS / "operating.md").read_text("utf-8")
     for name in spans._Facts.__struct_fields__:
-        assert f"`{name}`" in told, name
+        assert f"`{name}`" in text, name
 
 
-def test_every_error_of_the_client_is_told() -> None:
-    told = (DOCS / "client.md").read_text("utf-8")
+def test_every_error_of_the_client_is_documented() -> None:
+    text = (DOCS / "client.md").read_text("utf-8")
     for name in client.__all__:
         one = getattr(client, name)
         if isinstance(one, type) and issubclass(one, ClientError):
-            assert f"`{name}" in told, name
+            assert f"`{name}" in text, name
 
 
-def test_every_key_of_a_policy_is_told() -> None:
-    told = (DOCS / "admission.md").read_text("utf-8")
+def test_every_key_of_a_policy_is_documented() -> None:
+    text = (DOCS / "admission.md").read_text("utf-8")
     for policy, keys in KEYS.items():
-        (row,) = re.findall(rf"^\| `{policy}` .*$", told, re.MULTILINE) if keys else [""]
+        (row,) = re.findall(rf"^\| `{policy}` .*$", text, re.MULTILINE) if keys else [""]
         for key in keys:
             assert f"`{key}`" in row, f"{policy}: {key}"
 
 
 def test_what_may_be_looked_at_with_read() -> None:
     others = {one.pattern for one in ROUTES if one.method == "GET" and one.scope == "admin"}
-    told = (DOCS / "security.md").read_text("utf-8")
-    (row,) = re.findall(r"^\| `read` \| (.*) \|$", told, re.MULTILINE)
+    text = (DOCS / "security.md").read_text("utf-8")
+    (row,) = re.findall(r"^\| `read` \| (.*) \|$", text, re.MULTILINE)
     assert set(re.findall(r"`(.*?)`", row)) == others
 
 
-def test_routes_are_told_by_scope() -> None:
-    told = (DOCS / "security.md").read_text("utf-8")
+def test_routes_are_documented_by_scope() -> None:
+    text = (DOCS / "security.md").read_text("utf-8")
     rows = dict(
-        re.findall(r"^\| `(catalog|select|lifecycle|admin)` \| (.*) \|$", told, re.MULTILINE)
+        re.findall(r"^\| `(catalog|select|lifecycle|admin)` \| (.*) \|$", text, re.MULTILINE)
     )
     named = {scope: set(re.findall(r"`(/.*?)`", row)) for scope, row in rows.items()}
     unused = {name for names in named.values() for name in names}
-    (open_to_all,) = re.findall(r"^\* \*\*Without a token\*\*: (.*?)\.", told, re.MULTILINE)
+    (open_to_all,) = re.findall(r"^\* \*\*Without a token\*\*: (.*?)\.", text, re.MULTILINE)
     assert {one.pattern for one in ROUTES if one.scope == OPEN} == set(
         re.findall(r"`(/.*?)`", open_to_all)
     )
@@ -189,17 +189,17 @@ def test_routes_are_told_by_scope() -> None:
     assert not unused
 
 
-def test_routes_that_refuse_bound_tokens_are_told() -> None:
-    told = (DOCS / "security.md").read_text("utf-8")
-    (told,) = re.findall(r"^\* \*\*Process-wide routes\*\*.*?:((?:.|\n  )*)", told, re.MULTILINE)
-    names = set(re.findall(r"`(/.*?)`", told)) - {"/console"}  # a page, not an operation
+def test_routes_that_refuse_bound_tokens_are_documented() -> None:
+    text = (DOCS / "security.md").read_text("utf-8")
+    (text,) = re.findall(r"^\* \*\*Process-wide routes\*\*.*?:((?:.|\n  )*)", text, re.MULTILINE)
+    names = set(re.findall(r"`(/.*?)`", text)) - {"/console"}  # a page, not an operation
     for route in ROUTES:
         assert route.of_process is any(fnmatch(route.pattern, name) for name in names), route
     for name in names:
         assert any(fnmatch(route.pattern, name) for route in ROUTES), name
 
 
-def test_who_is_to_be_woken_is_told() -> None:
+def test_alerts_that_wake_people_are_documented() -> None:
     rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text("utf-8"))
     critical = {
         rule["alert"]
@@ -207,5 +207,5 @@ def test_who_is_to_be_woken_is_told() -> None:
         for rule in group["rules"]
         if rule.get("labels", {}).get("severity") == "critical"
     }
-    told = (DOCS / "operating.md").read_text("utf-8")
-    assert set(re.findall(r"`(SelectService\w+)`", told)) == critical
+    text = (DOCS / "operating.md").read_text("utf-8")
+    assert set(re.findall(r"`(SelectService\w+)`", text)) == critical

@@ -22,7 +22,7 @@ CHAPTER = re.findall(
 
 
 def commands(name: str) -> list[list[str]]:
-    """The words behind each use of a command."""
+    """The arguments behind each use of a command."""
     shells = "".join(re.findall(r"```sh\n(.*?)```", CHAPTER, re.DOTALL))
     found = re.findall(rf"^{name} ((?:[^'\n]|'[^']*')*)", shells, re.MULTILINE)
     return [shlex.split(one, comments=True) for one in found]

@@ -75,9 +75,9 @@ def test_the_site() -> None:
 
 def _leading_nowhere(pages: list[Path]) -> Iterator[tuple[Path, str]]:
     """Links within the site that do: MkDocs looks at those to documents alone."""
-    told = {page.resolve(): page.read_text("utf-8") for page in pages if page.name != "404.html"}
-    places = {page: {*PLACE.findall(text)} for page, text in told.items()}
-    for page, text in told.items():
+    texts = {page.resolve(): page.read_text("utf-8") for page in pages if page.name != "404.html"}
+    places = {page: {*PLACE.findall(text)} for page, text in texts.items()}
+    for page, text in texts.items():
         for link in {unescape(one) for one in LINKED.findall(text)}:
             path, _, place = link.partition("#")
             if re.match("[a-z]+:", path):

@@ -87,10 +87,10 @@ def test_the_program(engine: str, tmp_path: Path) -> None:
             record = worker | {"endpoint": engine}
             assert b'"lifecycle":"schedulable"' in server.request("POST", "/workers", record).raw
         source = source.replace("http://localhost:8000", engine)
-        code, told, problems = run_program(source, tmp_path, server.port)
+        code, output, problems = run_program(source, tmp_path, server.port)
         assert code == 0, problems
         line = f"{engine}: 64 tokens, predicted cached 0, really 48\n"
-        assert told == line * source.count('?"')
+        assert output == line * source.count('?"')
         loads: Any = server.request("GET", "/loads").json
         assert {row["active_requests"] for row in loads[0]["loads"]} == {0}
         for words in commands("curl"):

@@ -1,6 +1,6 @@
-"""An end that was acknowledged by a replica that died before it had told anybody.
+"""An end that was acknowledged by a replica that died before it had sent it to any other.
 
-With a state directory the end is on disk before the answer, and is told in the next life: the
+With a state directory the end is on disk before the answer, and is sent in the next life: the
 owner's reservation has no lease and no time to live here, so nothing else would end it.
 """
 
@@ -33,13 +33,13 @@ def test_what_a_dead_replica_has_ended_is_over_when_it_is_back(tmp_path: Path) -
         for name in ("ended", "kept"):
             owner.reserve(name, 1, range(2))
         eventually(lambda: other.load(1)[2], 2)
-        way.set(REFUSING)  # nobody hears it any more
+        way.set(REFUSING)  # nobody receives it any more
         assert other.request("DELETE", "/reservations/ended").status == 200
         assert other.process is not None
         other.process.kill()
         other.process.wait()
         way.set(HEALTHY)
-        assert owner.load(1)[2] == 2, "nobody has told it"
+        assert owner.load(1)[2] == 2, "nobody has sent it"
         other.__enter__()
         eventually(lambda: owner.load(1)[2], 1)
         eventually(lambda: other.load(1)[2], 1)
