@@ -204,16 +204,16 @@ def _what_is(strange: list[str], argv: Sequence[str]) -> str:
 
 def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:
     """Return what variables say in the place of flags; one that cannot be read leaves a warning."""
-    said: dict[str, object] = {}
+    values: dict[str, object] = {}
     for flag in FLAGS:
         text = environ.get(flag.type.env) if flag.type.env else None
         if not text or flag.type.parse is None:
             continue
         try:
-            said[flag.field] = flag.type.parse(text)
+            values[flag.field] = flag.type.parse(text)
         except ValueError as error:
             warnings.append(f"{flag.type.env}: {error}; ignored")
-    return said
+    return values
 
 
 def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: Settings) -> None:

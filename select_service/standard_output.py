@@ -103,8 +103,8 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(one) for one in action.choices]
-        said = f"{value!r} is none of {', '.join(choices)}{meant(str(value), choices)}"
-        raise argparse.ArgumentError(action, said)
+        problem = f"{value!r} is none of {', '.join(choices)}{meant(str(value), choices)}"
+        raise argparse.ArgumentError(action, problem)
 
     def parse_args(  # type: ignore[override] # into a namespace of its own, as all of ours
         self, args: Sequence[str] | None = None, namespace: None = None

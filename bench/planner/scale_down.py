@@ -314,7 +314,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def _said(row: Row) -> str:
+def _row_text(row: Row) -> str:
     stages = " ".join(f"{one:5.2f}" for one in row.lost_by_stage)
     foretold = ""
     if row.foretold is not None:
@@ -372,7 +372,7 @@ def main() -> None:
             bounds.append(bound.result())
             progress(str(bounds[-1]))
     for row in rows_of(runs):
-        print(_said(row))
+        print(_row_text(row))
     _write(args.out, runs, bounds)
 
 

@@ -173,12 +173,12 @@ class Gathering:
 
     def __init__(self, response: httpcore.Response, bytes_max: int) -> None:
         names = (b"content-type", b"content-length", b"retry-after")
-        said = {name.lower(): value for name, value in response.headers if name.lower() in names}
+        headers = {name.lower(): value for name, value in response.headers if name.lower() in names}
         self._status = response.status
-        self._content_type = said.get(b"content-type", b"").decode("latin-1")
-        self._retry_after_s = _seconds(said.get(b"retry-after"))
+        self._content_type = headers.get(b"content-type", b"").decode("latin-1")
+        self._retry_after_s = _seconds(headers.get(b"retry-after"))
         self._bytes_max = bytes_max
-        self._bytes = int(said.get(b"content-length", b"0"))
+        self._bytes = int(headers.get(b"content-length", b"0"))
         self.is_too_large = self._bytes > bytes_max
         self._bytes = 0
         self._parts: list[bytes] = []

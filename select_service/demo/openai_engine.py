@@ -204,8 +204,8 @@ def prompt_of(body: dict[str, Any]) -> list[int]:
         prompt = body["prompt"]
         return list(prompt.encode()) if isinstance(prompt, str) else prompt
     tools = msgspec.json.encode(body["tools"]).decode() if body.get("tools") else ""
-    said = (f"<{one['role']}>{_content(one.get('content'))}\n" for one in body["messages"])
-    return list(f"{tools}{''.join(said)}<assistant>".encode())
+    messages = (f"<{one['role']}>{_content(one.get('content'))}\n" for one in body["messages"])
+    return list(f"{tools}{''.join(messages)}<assistant>".encode())
 
 
 def _content(content: str | list[dict[str, Any]] | None) -> str:

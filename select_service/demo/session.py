@@ -400,8 +400,8 @@ class DemoSession:
         while True:
             wrong: dict[int, int] = {}
             for position, prompt in enumerate(suspects):
-                said = await self._client.device_blocks(prompt)
-                misses = sum(said.get(w.worker_id) != w.engine.match(prompt) for w in audible)
+                indexed = await self._client.device_blocks(prompt)
+                misses = sum(indexed.get(w.worker_id) != w.engine.match(prompt) for w in audible)
                 if misses:
                     wrong[position] = misses
             if not wrong or time.perf_counter() > deadline:

@@ -47,8 +47,8 @@ def _examine(arguments: argparse.Namespace) -> int:
     try:
         answer = ask(arguments)
     except (CannotAskError, TokenUnreadable) as error:
-        said = str(error)
-        complain(said if said.startswith(f"{where}: ") else f"{where}: {said}")
+        problem = str(error)
+        complain(problem if problem.startswith(f"{where}: ") else f"{where}: {problem}")
         return _NO_ANSWER
     probed: CanaryReport | None = None
     found: list[Finding] = []

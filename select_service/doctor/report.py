@@ -91,10 +91,10 @@ def _paragraph(name: str, text: str, width: int) -> str:
 
 
 def _since(finding: Finding) -> str:
-    said = [f"for {_span(finding.since_s)}"] if finding.since_s else []
+    remarks = [f"for {_span(finding.since_s)}"] if finding.since_s else []
     if finding.finding_in_s is not UNSET:
-        said.append(f"a problem if it lasts {_span(math.ceil(finding.finding_in_s))} longer")
-    return f" ({', '.join(said)})" if said else ""
+        remarks.append(f"a problem if it lasts {_span(math.ceil(finding.finding_in_s))} longer")
+    return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def _visible(text: str) -> str:
@@ -105,12 +105,12 @@ def _visible(text: str) -> str:
 
 
 def _about(subject: Subject) -> str:
-    said = []
+    parts = []
     for field, name in _NAMES:
         value = getattr(subject, field)
         if value is not UNSET:
-            said.append(f"{name} {value}".strip())
-    return ", ".join(said)
+            parts.append(f"{name} {value}".strip())
+    return ", ".join(parts)
 
 
 def _span(seconds: float) -> str:

@@ -225,7 +225,7 @@ def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:
         ValueError: naming what is wrong.
         OSError: the file cannot be read.
     """
-    said = vars(args)
+    values = vars(args)
     base = SimulationSettings()
     if options.settings is not None:
         try:
@@ -233,7 +233,7 @@ def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:
         except ValueError as error:
             raise ValueError(f"{options.settings}: {error}") from None
     given: dict[str, Any] = {
-        flag.field: said[flag.field] for flag in SIMULATION if flag.field in said
+        flag.field: values[flag.field] for flag in SIMULATION if flag.field in values
     }
     for name in ("engine", "weights"):
         if name in given:
@@ -243,7 +243,7 @@ def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:
                 raise ValueError(f"--{name}: {error}") from None
     trace = {
         name.removeprefix(_OF_TRACE): value
-        for name, value in said.items()
+        for name, value in values.items()
         if name.startswith(_OF_TRACE)
     }
     if "path" in trace:

@@ -107,14 +107,14 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Clie
     answer = _answer_of(reply)
     isl = usage.prompt_tokens or usage.input_tokens or _tokens(text)
     limit = call.max_completion_tokens or call.max_output_tokens or call.max_tokens
-    said = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
-    if said is None:
-        said = _tokens(answer) if answer else limit or 1
+    tokens = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    if tokens is None:
+        tokens = _tokens(answer) if answer else limit or 1
     if isl < 1:
         raise BadTrace(f"line {number}: usage.prompt_tokens must not be negative")
-    if min(said, limit or 0) < 0:
+    if min(tokens, limit or 0) < 0:
         raise BadTrace(f"line {number}: completion_tokens and max_tokens must not be negative")
-    osl = max(1, said)
+    osl = max(1, tokens)
     size = block_size * CHARACTERS_PER_TOKEN
     blocks: list[int] = []
     before = 0
@@ -160,13 +160,13 @@ def _text_of(call: _Body, number: int) -> str:
     """Return a prompt as one text, such that equal beginnings stay equal."""
     tools = _written(call.tools) if call.tools else ""
     if call.messages is not None:
-        return tools + "".join(map(_said, call.messages))
+        return tools + "".join(map(_message_text, call.messages))
     if call.input is not None:
         first = "" if call.instructions is None else f"<system>{call.instructions}\n"
         asked = call.input
         if isinstance(asked, str):
             asked = [_Message("user", asked)]
-        return tools + first + "".join(map(_said, asked))
+        return tools + first + "".join(map(_message_text, asked))
     prompt = call.prompt
     if isinstance(prompt, list):
         return _text_of_list(prompt, number)
@@ -190,7 +190,7 @@ def _text_of_list(prompt: list[str | int | list[int]], number: int) -> str:
     return packed.tobytes().decode("latin-1")
 
 
-def _said(message: _Message) -> str:
+def _message_text(message: _Message) -> str:
     content = message.content
     if isinstance(content, list):
         content = "".join(map(_part, content))
@@ -217,10 +217,12 @@ def _written(one: object) -> str:
 def _answer_of(reply: _Reply) -> str:
     """Return the answer in the form the next turn will repeat it."""
     if reply.output is not None:
-        return "".join(map(_said, reply.output))
+        return "".join(map(_message_text, reply.output))
     if not reply.choices:
         return ""
     first = reply.choices[0]
     if first.message is not None:
-        return _said(msgspec.structs.replace(first.message, role=first.message.role or "assistant"))
+        return _message_text(
+            msgspec.structs.replace(first.message, role=first.message.role or "assistant")
+        )
     return first.text or ""

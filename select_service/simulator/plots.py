@@ -185,7 +185,7 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
     if one.kind == "dots":
         names = one.dots or [one.name] * len(places)
         return "".join(
-            _mark(number, *place, _said(called, point))
+            _mark(number, *place, _point_label(called, point))
             for called, place, point in zip(names, places, one.points, strict=True)
         )
     # what is pointed at is read out; a line of many points has them at equal steps
@@ -207,11 +207,11 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
     return shown + marks
 
 
-def _mark(number: int, x: float, y: float, said: str = "") -> str:
+def _mark(number: int, x: float, y: float, label: str = "") -> str:
     """Draw the sign of a line at a place: beside its dashes it is one of sixteen."""
     sign = _MARKS[(number + number // len(_MARKS)) % len(_MARKS)]
     colour = COLOURS[number % len(COLOURS)]
-    title, kind = (f"<title>{escape(said)}</title>", "d") if said else ("", "m")
+    title, kind = (f"<title>{escape(label)}</title>", "d") if label else ("", "m")
     place = f"translate({x:.1f} {y:.1f})"
     return f'<path d="{sign}" transform="{place}" fill="{colour}" class="{kind}">{title}</path>'
 
@@ -228,12 +228,12 @@ def _stroke(number: int) -> str:
     return f'<path d="M0 6H34" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dashes}"/>'
 
 
-def _filled(number: int, x: float, y: float, width: float, height: float, said: str = "") -> str:
+def _filled(number: int, x: float, y: float, width: float, height: float, label: str = "") -> str:
     """Draw a rectangle in the colour and the hatching of a layer."""
     box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     hatch = number % len(_HATCHES)
     over = f'<rect {box} fill="url(#hatch-{hatch})" pointer-events="none"/>' if hatch else ""
-    title = f"<title>{escape(said)}</title>" if said else ""
+    title = f"<title>{escape(label)}</title>" if label else ""
     return f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{title}</rect>{over}'
 
 
@@ -253,11 +253,11 @@ FILLS: Final = (
 def _dot(name: str, place: tuple[float, float], point: tuple[float, float]) -> str:
     return (
         f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3" class="h">'
-        f"<title>{escape(_said(name, point))}</title></circle>"
+        f"<title>{escape(_point_label(name, point))}</title></circle>"
     )
 
 
-def _said(name: str, point: tuple[float, float]) -> str:
+def _point_label(name: str, point: tuple[float, float]) -> str:
     return f"{name}: {_number(point[1])} at {_number(point[0])}"
 
 
@@ -289,8 +289,8 @@ def stacked(
         for number, (layer, values) in enumerate(layers):
             begin, end = across.at(before), across.at(before + values[at])
             before += values[at]
-            said = f"{name}, {layer}: {values[at]:.4g}"
-            parts.append(_filled(number, begin, top, end - begin, height, said))
+            label = f"{name}, {layer}: {values[at]:.4g}"
+            parts.append(_filled(number, begin, top, end - begin, height, label))
     return _sheet(title, parts)
 
 
@@ -303,10 +303,10 @@ def _row(name: str, number: int, count: int) -> tuple[float, float, str]:
     return top, 0.7 * each, label
 
 
-def _bar(number: int, top: float, width: float, height: float, said: str) -> str:
+def _bar(number: int, top: float, width: float, height: float, label: str) -> str:
     return (
         f'<rect x="{_NAMES}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(said)}</title></rect>'
+        f'fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(label)}</title></rect>'
     )
 
 

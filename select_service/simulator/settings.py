@@ -262,14 +262,14 @@ def _as(kind: type[T], values: object) -> T:
 
 def _with_choices(text: str, kind: type) -> str:
     """Say which member msgspec means, and the names that it takes where another is none of them."""
-    said, _, member = text.partition(" - at `$.")
+    problem, _, member = text.partition(" - at `$.")
     member = member.rstrip("`")
     choices = get_args(get_type_hints(kind).get(member)) if "enum value" in text else ()
     if choices:
-        wrong = said.partition("'")[2].rstrip("'")
+        wrong = problem.partition("'")[2].rstrip("'")
         names = list(map(str, choices))
         return f"{member}: {wrong!r} is none of {', '.join(names)}{meant(wrong, names)}"
-    return f"{member}: {said}" if member else text
+    return f"{member}: {problem}" if member else text
 
 
 def _expect_known(values: Mapping[str, object], kind: type[msgspec.Struct]) -> None:

@@ -77,7 +77,7 @@ class ClientSession:
             rng: for backoff and degraded choices.
             new_id: returns an unused id.
             hash_prompt: hashes tokens as the service does.
-            on_work: called when `upkeep` has something to do earlier than it said.
+            on_work: called when `upkeep` has something to do earlier than it returned.
         """
         self.names = ", ".join(names)
         self.options = options

@@ -38,7 +38,7 @@ long. Also the longest wait for one of them."""
 _GATHER_S: Final = 0.002
 """How long reports about prompts are collected."""
 
-_TOLD_MAX: Final = 256
+_REPORTED_MAX: Final = 256
 """Reports per request."""
 
 _WAITING_MAX: Final = 65_536
@@ -186,10 +186,10 @@ class ServeWorker:
         tellings = (self._try(client.upsert_worker(self.spec)) for client in self._registrars)
         await asyncio.gather(*tellings)
 
-    async def _try(self, said: Coroutine[Any, Any, object]) -> None:
+    async def _try(self, call: Coroutine[Any, Any, object]) -> None:
         try:
             async with asyncio.timeout(_REGISTER_S):
-                await said
+                await call
         except Exception as error:  # noqa: BLE001 - a replica must serve even if unregistered
             if not self.failures:
                 _log.warning("worker %d is not registered: %r", self.worker_id, error)
@@ -201,14 +201,14 @@ class ServeWorker:
             await self._has_reports.wait()
             await asyncio.sleep(_GATHER_S)
             self._has_reports.clear()
-            said, self._prefilled = self._prefilled, {}
-            names = list(said)
-            for at in range(0, len(names), _TOLD_MAX):
-                part = {name: said[name] for name in names[at : at + _TOLD_MAX]}
+            prompts, self._prefilled = self._prefilled, {}
+            names = list(prompts)
+            for at in range(0, len(names), _REPORTED_MAX):
+                part = {name: prompts[name] for name in names[at : at + _REPORTED_MAX]}
                 self._left_out(len(await self._report(client_pool.client, part)))
 
     async def _report(
-        self, client: AsyncClient | None, said: dict[str, int | None]
+        self, client: AsyncClient | None, prompts: dict[str, int | None]
     ) -> dict[str, int | None]:
         """Report, and return what no selector knew; what has ended was received all the same."""
         for tries in range(_TRIES):
@@ -217,12 +217,12 @@ class ServeWorker:
             if tries:
                 await asyncio.sleep(_AGAIN_S * tries)
             try:
-                said = await _batch(client, said)
+                prompts = await _batch(client, prompts)
             except (ServiceError, ClientError):
                 self._failed()
-            if not said:
+            if not prompts:
                 break
-        return said
+        return prompts
 
     def _failed(self) -> None:
         self.failures += 1
@@ -234,16 +234,16 @@ class ServeWorker:
             self._show("not_told", prompts)
 
 
-async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, int | None]:
+async def _batch(client: AsyncClient, prompts: dict[str, int | None]) -> dict[str, int | None]:
     results = await client.batch(
         [
             BatchPrefillComplete(reservation_id=name, cached_tokens=cached)
-            for name, cached in said.items()
+            for name, cached in prompts.items()
         ]
     )
     return {
         name: cached
-        for (name, cached), one in zip(said.items(), results, strict=True)
+        for (name, cached), one in zip(prompts.items(), results, strict=True)
         if one.status == _GONE and one.ended is not True
     }
 

@@ -69,7 +69,7 @@ class EngineDrain:
         """What became of named workers, for /metrics."""
         self.failures = 0
         """Turns in which a selector or the API server could not be asked, for /metrics."""
-        self._said: dict[PoolKey, str] = {}  # the last failure logged
+        self._logged: dict[PoolKey, str] = {}  # the last failure logged
 
     async def settle(
         self, targets: Iterable[Target], states: Mapping[PoolKey, PoolState]
@@ -107,16 +107,16 @@ class EngineDrain:
         try:
             async with asyncio.timeout(TURN_S):
                 why = await self._settle(pool, leaving, surplus, now)
-            self._said.pop(pool, None)
+            self._logged.pop(pool, None)
         except (SelectorError, ConnectorError, TimeoutError) as error:
             self.failures += 1
-            said = str(error) or f"no answer within {TURN_S:g} s"
-            if self._said.get(pool) != said:  # once, not at every look
-                _log.warning("%s: %s", pool, said)
-            self._said[pool] = said
+            failure = str(error) or f"no answer within {TURN_S:g} s"
+            if self._logged.get(pool) != failure:  # once, not at every look
+                _log.warning("%s: %s", pool, failure)
+            self._logged[pool] = failure
             nobody_knows = dict.fromkeys(leaving.named, "it is not known what is in flight")
             why = leaving.let_go(nobody_knows, surplus, now, self._most_s)
-            why = f"{said}; {why}" if why else ""
+            why = f"{failure}; {why}" if why else ""
         if not why:
             return None
         return Kept(desired - idle - len(leaving.ready) - leaving.blind, why)

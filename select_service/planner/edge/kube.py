@@ -32,7 +32,7 @@ class KubeAnswer(msgspec.Struct, frozen=True):
     """Seconds before the next request is welcome; 0: the server did not say."""
 
     @property
-    def said(self) -> str:
+    def problem(self) -> str:
         """The server's error message."""
         message = self.body.get("message")
         return f"{self.status}: {message}" if message else str(self.status)
@@ -44,7 +44,7 @@ class KubeAnswer(msgspec.Struct, frozen=True):
             ConnectorError: it is a refusal, or the body is no such thing; `what` names it.
         """
         if self.status != OK:
-            raise ConnectorError(f"{what}: {self.said}")
+            raise ConnectorError(f"{what}: {self.problem}")
         try:
             return msgspec.convert(self.body, type=kind)
         except msgspec.ValidationError as error:

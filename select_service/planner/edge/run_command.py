@@ -123,7 +123,7 @@ async def _run(settings: RunSettings) -> None:
     kube = _kube(settings)
     lease = _lease(settings, models, kube)
     if isinstance(lease, FileLease) and not await lease.held():
-        holder = lease.holder or "it has not said which"
+        holder = lease.holder or "which one is not known"
         raise LeaseHeld(f"another planner is here ({holder}): it has locked {lease.taken}")
     connector = _connector(settings, fleet, resources_of(models), kube, memory)
     loop = Loop(
@@ -161,13 +161,13 @@ async def _run(settings: RunSettings) -> None:
 def _begins(settings: RunSettings, listeners: list[socket.socket]) -> str:
     """Return what comes next and when: nothing is to be seen until the first interval is over."""
     port = listeners[0].getsockname()[1]
-    said = f"listening on {settings.host} port {port}"
-    said += f"; the first plan comes in {settings.adjustment_interval:g} s"
+    text = f"listening on {settings.host} port {port}"
+    text += f"; the first plan comes in {settings.adjustment_interval:g} s"
     if settings.fast_s is not None:
-        said += f", and the load is looked at every {settings.fast_s:g} s"
+        text += f", and the load is looked at every {settings.fast_s:g} s"
     if settings.connector == "dry-run":
-        said += "; --connector dry-run changes nothing, it only says what it would do"
-    return said
+        text += "; --connector dry-run changes nothing, it only says what it would do"
+    return text
 
 
 def _listeners(host: str, port: int) -> list[socket.socket]:

@@ -142,7 +142,7 @@ class Pods:
         body: Json = {"metadata": {"annotations": {DELETION_COST: cost}}}
         answer = await self._ask("PATCH", path, body)
         if answer.status not in (OK, _NOT_FOUND):
-            raise ConnectorError(f"{path}: {answer.said}")
+            raise ConnectorError(f"{path}: {answer.problem}")
 
 
 def _same(host: str) -> str:

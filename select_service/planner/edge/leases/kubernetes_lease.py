@@ -91,7 +91,7 @@ class KubeLease(Timed):
         if answer.status == _CONFLICT:  # another planner was faster
             return False
         if answer.status not in (_OK, _CREATED):
-            raise ConnectorError(f"lease {self._name}: {answer.said}")
+            raise ConnectorError(f"lease {self._name}: {answer.problem}")
         return True
 
     @override

@@ -303,8 +303,8 @@ class PrometheusSource:
         try:
             body = msgspec.json.decode(page.body, type=_Answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            said = f"answered {page.status}" if page.status != OK else str(error)
-            raise SourceError(f"{self._url}: {said}") from error
+            failure = f"answered {page.status}" if page.status != OK else str(error)
+            raise SourceError(f"{self._url}: {failure}") from error
         if body.status != "success" or body.data is None:
             raise SourceError(f"{self._url}: {body.error or page.status}: {query}")
         return body.data.result
