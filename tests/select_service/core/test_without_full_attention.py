@@ -100,7 +100,7 @@ def test_what_is_answered_is_what_the_engine_has(model: Any) -> None:
 
 def by_dump(before: Served, after: Served) -> None:
     """A replica's recovery: the text of the dump, in pieces."""
-    events = [msgspec.json.encode(event).decode() for event in before.index.dump()]
+    events = [msgspec.json.encode(event).decode() for event in before.index.dump() if event]
     scope = f'{{"block_size": {SIZE}, "events": [{",".join(events)}]}}'
     text = f'{{"default:default": {scope}}}'.encode()
     reader = DumpReader()
