@@ -70,20 +70,17 @@ cdef class Pricer:
         """Return (slot, cost, decode blocks, cached tokens, most cached tokens) of the choice."""
         cdef Py_buffer view, believed, preferred
         cdef const int64_t *among = NULL
-        cdef const double *factor = NULL
-        cdef const double *wish = NULL
+        cdef const double *factor = NULL, *wish = NULL
         cdef Py_ssize_t count, at, row, ties = 0, best = 0, tier
         cdef double credit, decay, scale, host_weight, disk_weight, temperature
-        cdef double decode_scale, delay, eviction, context_scale, pace, interference, each
-        cdef double slowness
+        cdef double decode_scale, delay, eviction, context_scale, pace, interference, each, slowness
         cdef bint track, expects, is_chosen = False
         cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
         cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost, more
         cdef double low = 0.0, most_cached = 0.0, booked, bare
         (
-            credit, decay, scale, host_weight, disk_weight, temperature, track,
-            decode_scale, delay, eviction, expects, context_scale, pace, interference, each,
-            slowness,
+            credit, decay, scale, host_weight, disk_weight, temperature, track, decode_scale,
+            delay, eviction, expects, context_scale, pace, interference, each, slowness,
         ) = weights
         cdef const double *device = self._held
         cdef const double *host = device + self._slots
