@@ -39,6 +39,7 @@ _log = logging.getLogger("select_service")
 
 _IN_ORDER: Final = (
     ("lease_ttl_min_s", "lease_ttl_max_s"),
+    ("queue_deadline_min_s", "queue_deadline_max_s"),
     ("replay_backoff_s", "replay_backoff_max_s"),
     ("replica_pull_backoff_s", "replica_pull_backoff_max_s"),
 )

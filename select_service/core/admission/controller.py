@@ -464,12 +464,9 @@ def check_admission(settings: AdmissionSettings) -> bool:
     """Validate the admission settings; return whether thresholds are set but have no effect.
 
     Raises:
-        ValueError: the policy, its configuration, the class cap or the bounds of deadlines make no
-            sense.
+        ValueError: the policy, its configuration or the class cap makes no sense.
     """
     built: Built[None] = build(settings.policy, settings.policy_config)
-    if settings.queue_deadline_min_s > settings.queue_deadline_max_s:
-        raise ValueError("--queue-deadline-min-s must not be more than --queue-deadline-max-s")
     cap = settings.slo_class_max
     if cap is not None and cap not in built.classes.priorities:
         known = ", ".join(built.classes.priorities)

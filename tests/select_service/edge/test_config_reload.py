@@ -124,6 +124,7 @@ def test_nothing_but_what_reloads_differs_after_a_change() -> None:
         ({"header_timeout_s": "nan"}, "settings.header_timeout_s", "seconds"),
         ({"nonsense": 1}, "settings.nonsense", "no setting"),
         ({"lease_ttl_min_s": 10, "lease_ttl_max_s": 5}, "settings.lease_ttl_min_s", "more than"),
+        ({"queue_deadline_max_s": 1}, "settings.queue_deadline_min_s", "more than"),
         ({"cache_hit_scope": "all"}, "settings.cache_hit_scope", "none of"),
         ({"shadow_sample": 0}, "settings.shadow_sample", "0.0001..1"),
         ({"shadow_cost_max": 1.5}, "settings.shadow_cost_max", "0.0001..1"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from select_service.core.admission.controller import DEADLINE_S, check_admission
+from select_service.core.admission.controller import DEADLINE_S
 from select_service.core.admission.waiting_deadline import LATER_MAX
 from select_service.core.ledger.rank_speeds import SURE
 from select_service.errors import AdmissionRefused
@@ -95,8 +95,3 @@ def test_who_can_not_be_in_time_any_more_is_refused() -> None:
     some.tick(1.1)
     assert isinstance(ticket.answer, AdmissionRefused)
     assert ticket.answer.code == "expired-waiting"
-
-
-def test_the_least_is_not_more_than_the_most() -> None:
-    with pytest.raises(ValueError, match="queue-deadline-min-s"):
-        check_admission(AdmissionSettings(queue_deadline_min_s=9.0, queue_deadline_max_s=8.0))
