@@ -226,7 +226,7 @@ class SelectionCore:
         )
         self.lifecycle.on_ended = self.cached_tokens.note_ended
         self.sessions = self.lifecycle.sessions = Sessions(self.limits, self.shares)
-        self.sessions.is_shared = self.lifecycle.announcer.speaks
+        self.sessions.is_shared = self.lifecycle.announcer.is_on
         self.replicas = Replicas(
             limits=limits,
             claims=self.lifecycle.announcer.claims,

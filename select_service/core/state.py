@@ -297,7 +297,7 @@ class Reservations:
         bookings.add(booking)
         if facts.session_id is not None and self._lifecycle.sessions is not None:
             self._lifecycle.sessions.run(partition, facts.session_id)
-        if announcer.speaks:
+        if announcer.is_on:
             born = facts.born or announcer.claims.outbox.stamp().seq
             shared = facts.adopts, facts.outputs
             claim = announcer.own(partition, booking.reservation, born, booking.answer, *shared)

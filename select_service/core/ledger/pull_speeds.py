@@ -67,7 +67,7 @@ class PullSpeeds:
             known = self.by_path[path] = PullSpeed()
         pull_s, expected_s = max(0.0, seconds - alone_s), known.line.at(blocks)
         if expected_s is not None:
-            known.error.tell(expected_s, pull_s)
+            known.error.learn(expected_s, pull_s)
         known.line.learn(blocks, pull_s)
         known.blocks += blocks
         known.seconds += pull_s

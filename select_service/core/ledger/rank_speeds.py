@@ -38,7 +38,7 @@ WORN: Final = 3.0
 engines differ by less."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
-TOLD_EVERY_S: Final = 1.0
+COUNTED_EVERY_S: Final = 1.0
 """Of the blocks that are measured one in this time is counted in the sums of its pool, because what
 its rank attends to is added up for that."""
 BEGINS_WITHIN: Final = 2.0
@@ -192,7 +192,7 @@ class PredictionError:
         self.samples = 0
         self.mean = self.mean_abs = 0.0  # predicted - actual
 
-    def tell(self, predicted: float, actual: float) -> None:
+    def learn(self, predicted: float, actual: float) -> None:
         """Compare one prediction with what came."""
         self.samples += 1
         share = 1.0 / min(self.samples, SAMPLES)
@@ -208,9 +208,9 @@ class RankSpeed:
         "base_tokens",
         "block",
         "block_error",
+        "counted_at",
         "measured_at",
         "tokens_per_s",
-        "told_at",
         "ttft",
         "ttft_error",
     )
@@ -223,7 +223,7 @@ class RankSpeed:
         self.ttft_error = PredictionError()
         self.block_error = PredictionError()
         self.measured_at = 0.0  # when a block was measured last
-        self.told_at = -inf  # when one was counted in the sums
+        self.counted_at = -inf  # when one was counted in the sums
         self.base_tokens = self.tokens_per_s = 0
         """Of `ttft`, as counted in the sums of `RankSpeeds`: what it would compute in the time that
         its line begins with, and its speed; 0 tokens/s: not counted."""
@@ -385,8 +385,8 @@ class RankSpeeds:
             rank.measured_at = now
             is_new = rank.block.samples < SURE
             _, believed = rank.block.learn(context, seconds)
-            if not is_new and now - rank.told_at >= TOLD_EVERY_S:
-                rank.told_at = now
+            if not is_new and now - rank.counted_at >= COUNTED_EVERY_S:
+                rank.counted_at = now
                 return believed
         return None
 

@@ -43,7 +43,7 @@ class ReplicaOperations:
 
         `checked`: the message had a checksum, and it was correct.
         """
-        self._replicas.message_applier.heard(peer, message, now, checked=checked)
+        self._replicas.message_applier.apply(peer, message, now, checked=checked)
         return self._relieved(now, NOTHING)
 
     def tick(self, now: float) -> tuple[bool, Effects]:

@@ -239,7 +239,7 @@ class ReservationCalls:
             self._note_life(name)
         lifecycle = self._lifecycle
         of_pair = None
-        if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # else no id is a pair's
+        if lifecycle.bookings.pairs or lifecycle.announcer.is_on:  # else no id is a pair's
             of_pair = self._pairs.prefill_complete(name, now, cached_tokens)
         partition, effects = of_pair or lifecycle.prefill_complete(name, now, cached_tokens)
         if partition is None:
@@ -297,7 +297,7 @@ class ReservationCalls:
         if outcome is not None or self._outliers.ranks:
             self._note_outcome(name, outcome, now)
         of_pair, is_computed = None, outcome in {None, "completed"}
-        if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
+        if lifecycle.bookings.pairs or lifecycle.announcer.is_on:  # as above
             of_pair = self._pairs.free(name, now, is_computed=is_computed)
         partition, effects = of_pair or lifecycle.free(
             name, now, is_computed=is_computed, is_taken_back=is_taken_back

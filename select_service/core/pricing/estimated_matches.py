@@ -97,12 +97,12 @@ def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
         return matches
     table = _OneSlotMore(matches, slot)
     groups = [*matches.groups, (blocks, _ALONE)]
-    told = [] if matches.estimated is None else matches.estimated.tolist()
+    others = [] if matches.estimated is None else matches.estimated.tolist()
     return Matches(
         cast("SlotTable", table),
         groups,
         [*matches.host],
         [*matches.disk],
         external=matches.external,
-        estimated=np.array([*told, slot], dtype=np.int64),
+        estimated=np.array([*others, slot], dtype=np.int64),
     )

@@ -237,6 +237,6 @@ class _Best:
         saved = blocks * self._worth - costs
         better = (blocks > 0.0) & (saved > self._saved)
         self._saved[better] = saved[better]
-        for column, news in zip(self.pulls, (blocks, costs, source), strict=False):
-            column[better] = news[better]
+        for column, values in zip(self.pulls, (blocks, costs, source), strict=False):
+            column[better] = values[better]
         self.pulls.tier[better] = tier

@@ -2,7 +2,7 @@
 
 `Lifecycle` begins, continues and ends reservations; this module makes of that claims (`claims.py`)
 and events of the reference's plane, stamped with our number. With a router id of 0 nothing is sent:
-the `Lifecycle` checks `speaks` first. What does not warrant its own message goes with the next
+the `Lifecycle` checks `is_on` first. What does not warrant its own message goes with the next
 batch.
 """
 
@@ -46,7 +46,7 @@ class Announcer:
         self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
     ) -> None:
         self.claims = Claims(limits, router_id, epoch, shares)
-        self.speaks = router_id != 0
+        self.is_on = router_id != 0
         self._limits = limits
 
     # -- what `Lifecycle` calls ------------------------------------------------------------------
@@ -67,8 +67,8 @@ class Announcer:
         claim = self.own(partition, reservation, stamp.seq, answer)
         if held:
             claim.record = msgspec.structs.replace(claim.record, held=True)
-        told = {name: getattr(claim.record, name) for name in STAMPED}
-        stamp = msgspec.structs.replace(stamp, **told)
+        facts = {name: getattr(claim.record, name) for name in STAMPED}
+        stamp = msgspec.structs.replace(stamp, **facts)
         track = reservation.track_prefill_tokens
         add = AddRequest(
             token_sequence=Hashes(partition.ledger.chain_of(reservation)),
@@ -280,8 +280,8 @@ def _enveloped(
 
 def _fairness_told(partition: Partition, reservation: LedgerReservation) -> str:
     """Return whose share it uses; empty for its tenant's, which receivers know."""
-    told = reservation.fairness_id
-    return "" if told == partition.scope.tenant_id else told
+    name = reservation.fairness_id
+    return "" if name == partition.scope.tenant_id else name
 
 
 def _lease_of(reservation: LedgerReservation) -> LeaseState | None:

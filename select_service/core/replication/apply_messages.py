@@ -75,7 +75,7 @@ class MessageApplier:
         self._sessions = sessions
         self.dynamo_peers = DynamoPeers(limits, claims, lifecycle, resolver, claims.counters)
 
-    def heard(
+    def apply(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> None:
         """Apply one message; `checked`: it had a correct checksum."""
@@ -85,14 +85,14 @@ class MessageApplier:
             return
         self._counters.received += 1
         if isinstance(message, ReportMessage):
-            self._heard_reports(peer, message, now, checked=checked)
+            self._apply_reports(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
         elif isinstance(message, Heartbeat):
             self._heard_heartbeat(peer, message, now, checked=checked)
         elif isinstance(message, Said):
             view = self._publishers.heard_from(router_id, message.epoch, peer, now, checked=checked)
-            if view is not None and self._is_news(view, message.seq, now):
+            if view is not None and self._is_new(view, message.seq, now):
                 for item in message.items:
                     self._apply(view, item, now)
         else:
@@ -130,47 +130,52 @@ class MessageApplier:
         else:
             view.greet(beat, now, self._limits)
 
-    def _heard_reports(self, peer: str, told: ReportMessage, now: float, *, checked: bool) -> None:
+    def _apply_reports(
+        self, peer: str, message: ReportMessage, now: float, *, checked: bool
+    ) -> None:
         """Take in the reports of a publisher that is alive; late and repeated ones are old."""
-        view = self._publishers.views.get(told.router_id)
-        if view is None or view.gone or view.peer != peer or view.epoch != told.epoch:
+        view = self._publishers.views.get(message.router_id)
+        if view is None or view.gone or view.peer != peer or view.epoch != message.epoch:
             self._counters.ignored += 1
             return
         if view.checked and not checked:
             self._counters.garbled += 1
             return
-        if (told.epoch, told.number) <= view.reports_heard:
+        if (message.epoch, message.number) <= view.reports_applied:
             self._counters.repeated += 1
             return
-        view.reports_heard = told.epoch, told.number
-        if isinstance(told, RankLoads):
-            for load in told.ranks:
+        view.reports_applied = message.epoch, message.number
+        if isinstance(message, RankLoads):
+            for load in message.ranks:
                 self.reports.apply(load, now)
-        elif isinstance(told, SessionRanks):
-            for session in told.sessions:
-                self._heard_session(told.router_id, session, now)
+        elif isinstance(message, SessionRanks):
+            for session in message.sessions:
+                self._apply_session(message.router_id, session, now)
         else:
-            for name, cached_tokens in told.reports:
+            for name, cached_tokens in message.reports:
                 self._cached_tokens.apply(name, cached_tokens, now)
 
-    def _heard_session(self, teller: int, told: SessionRank, now: float) -> None:
+    def _apply_session(self, sender: int, session: SessionRank, now: float) -> None:
         """Note a session's rank, if it is here; a name that is refused here is not taken either."""
-        scope, rank = Scope(told.model_name, told.tenant_id), (told.worker_id, told.dp_rank)
+        scope, rank = (
+            Scope(session.model_name, session.tenant_id),
+            (session.worker_id, session.dp_rank),
+        )
         place = self._resolver.place(scope, *rank)
-        if place is None or not 1 <= len(told.session_id) <= self._limits.id_length_max:
+        if place is None or not 1 <= len(session.session_id) <= self._limits.id_length_max:
             self._counters.ignored += 1
             return
-        is_later = self._sessions.heard(
+        is_later = self._sessions.apply(
             place[0],
-            told.session_id,
+            session.session_id,
             place[1],
             now,
-            version=told.version,
-            teller=teller,
-            is_news=told.is_news,
+            version=session.version,
+            sender=sender,
+            is_new=session.is_new,
         )
         if not is_later:
-            self._sessions.tell(place[0], told.session_id)
+            self._sessions.queue(place[0], session.session_id)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have sent this; else another process runs on a copy of our state."""
@@ -187,10 +192,10 @@ class MessageApplier:
             epoch == self._claims.outbox.epoch and seq <= self._claims.outbox.seq
         )
 
-    def _is_news(self, view: SequenceTracker, seq: int, now: float) -> bool:
-        news = view.hear(seq, now, self._limits)
-        self._counters.repeated += not news
-        return news
+    def _is_new(self, view: SequenceTracker, seq: int, now: float) -> bool:
+        is_new = view.receive(seq, now, self._limits)
+        self._counters.repeated += not is_new
+        return is_new
 
     def _heard_envelope(
         self, peer: str, envelope: ReplicaEnvelope, now: float, *, checked: bool
@@ -199,10 +204,10 @@ class MessageApplier:
         if event is None:
             return
         if stamp is UNSET:
-            self.dynamo_peers.heard(peer, envelope, event, now)
+            self.dynamo_peers.apply(peer, envelope, event, now)
             return
         view = self._publishers.heard_from(event.router_id, stamp.epoch, peer, now, checked=checked)
-        if view is None or not self._is_news(view, stamp.seq, now):
+        if view is None or not self._is_new(view, stamp.seq, now):
             return
         if isinstance(event.data, AddRequestData):
             self.claimed(view, claimed(envelope, event, event.data, stamp), now, live=True)
@@ -235,17 +240,17 @@ class MessageApplier:
         now: float,
         *,
         live: bool = False,
-        told_of: bool = False,
+        is_relayed: bool = False,
     ) -> None:
-        """Apply a claim stated by its owner, or (`told_of`) by another that has heard it."""
+        """Apply a claim stated by its owner, or (`is_relayed`) by another that has heard it."""
         if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
             self._counters.claims_refused += 1
             return
         claim = view.claims.find(record.reservation_id, record.born)
-        is_news = live and claim is None and not record.adopts  # else it was made some time ago
+        is_new = live and claim is None and not record.adopts  # else it was made some time ago
         if claim is None:
             claim = Claim(view.router_id, record)
-            claim.hearsay = told_of
+            claim.is_relayed = is_relayed
             before = view.claims.by_id.get(record.reservation_id)
             was_booked = before is not None and before.booked
             if not self._claims.learn(claim, now):
@@ -254,10 +259,10 @@ class MessageApplier:
             if was_booked:  # its booking has no claim now, even if the new claim is over itself
                 self._resolver.free_unclaimed(record.reservation_id, now)
         else:
-            if not (live or told_of or claim.agrees(record)):  # in a snapshot of its owner
+            if not (live or is_relayed or claim.agrees(record)):  # in a snapshot of its owner
                 self._resolver.unbook(claim, now)
                 self._claims.correct(claim, record, now)
-            if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
+            if claim.is_relayed and not is_relayed and self._claims.believe_owner(claim, record):
                 self._resolver.book_anew(claim, now)
             self.grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
             self._claims.learn_again(claim, record, now)
@@ -268,7 +273,7 @@ class MessageApplier:
             self._claims.end(claim, now, by_owner=False, freed=True)
         if claim.dead:  # its owner has missed the end of it
             self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
-        self._resolver.resolve(claim.reservation_id, now, is_news=is_news)
+        self._resolver.resolve(claim.reservation_id, now, is_new=is_new)
 
     def _end_what_it_took_over(self, view: SequenceTracker, claim: Claim, now: float) -> None:
         """End the claims before one that was freed: that was heard before the adoption."""
@@ -290,14 +295,14 @@ class MessageApplier:
     def _grows(
         self, view: SequenceTracker, claim: Claim, growth: ClaimGrowth, now: float, *, live: bool
     ) -> None:
-        news = claim.join(growth)
-        if news and claim.owner == self._claims.router_id:
+        has_grown = claim.join(growth)
+        if has_grown and claim.owner == self._claims.router_id:
             self._claims.outbox.say_later(claim)  # for those that missed it
-        elif news and claim.owner != view.router_id:
-            claim.tellers = (claim.tellers or set()) | {view.router_id}
+        elif has_grown and claim.owner != view.router_id:
+            claim.reporters = (claim.reporters or set()) | {view.router_id}
         if claim.booked:
             self._resolver.follow(claim, now)
-        if news or live:  # a sign of life
+        if has_grown or live:  # a sign of life
             self._resolver.touch(claim, now)
 
     def ended(self, view: SequenceTracker, item: Ended, now: float, *, live: bool = False) -> None:
@@ -362,7 +367,7 @@ class MessageApplier:
         """
         if heir is None or heir[0] == self._claims.router_id:
             return
-        view = self._publishers.told_of(heir[0], now)
+        view = self._publishers.relayed(heir[0], now)
         if view is None or view.has_heard(heir[1]):
             return
         view.mentioned(heir[1], now, self._limits)
@@ -371,7 +376,7 @@ class MessageApplier:
             hashes=self._resolver.chain(claim),
             lease=self._leases.terms(claim),
         )
-        self.claimed(view, record, now, told_of=True)
+        self.claimed(view, record, now, is_relayed=True)
 
 
 def _speaker(message: ReplicaMessage) -> int:

@@ -44,15 +44,15 @@ class Claim:
         "growth",
         "hashes",
         "hashes_digest",
-        "hearsay",
+        "is_relayed",
         "lease",
         "noted",
         "owner",
         "record",
+        "reporters",
         "reservation",
         "reservation_id",
         "scope",
-        "tellers",
         "touched",
         "wanted",
     )
@@ -65,13 +65,15 @@ class Claim:
         self.reservation: LedgerReservation | None = None  # its booking in our ledger
         self.dead = False  # ended, but its owner has not stated so yet
         self.aged = False  # its owner is lost and its time is up; the owner's return revives it
-        self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
+        self.reporters: set[int] | None = (
+            None  # routers other than its owner that told us of growth
+        )
         self.charge: Charge | None = None  # of the booking that its booking will replace
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
         self.noted = False  # we have told of growth of a claim that is not ours
         self.touched = 0.0  # the last sign of life while it could not be booked
         self.wanted = False  # a caller of ours was told of it: adopted if its owner loses it
-        self.hearsay = False  # not stated to us by its owner: its terms may differ
+        self.is_relayed = False  # not stated to us by its owner: its terms may differ
         self.growth = record.growth  # its state so far; replaced, never written to
 
     def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
@@ -88,7 +90,7 @@ class Claim:
         """Tell whether a record of the same name matches this claim.
 
         Not compared are its state, which only grows, the duration of its lease, which may change,
-        terms known only by hearsay (`believe_owner`), what one of our older versions does not
+        terms known only from a relay (`believe_owner`), what one of our older versions does not
         tell (`learn_again`), and what its owner does not know any more after a restart (`charged`).
         """
         known = self.record
@@ -97,9 +99,9 @@ class Claim:
             record,
             hashes=b"",
             growth=NO_GROWTH,
-            ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
-            adopts=known.adopts if self.hearsay else record.adopts,
-            lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
+            ttl_s=known.ttl_s if self.is_relayed else record.ttl_s,
+            adopts=known.adopts if self.is_relayed else record.adopts,
+            lease=known.lease if self.is_relayed or leases[0] == leases[1] else record.lease,
             fingerprint=known.fingerprint,
             answer=known.answer,
             batch=known.batch,
@@ -146,10 +148,10 @@ class Claim:
     def join(self, growth: ClaimGrowth) -> bool:
         """Merge a state; returns whether it was news."""
         joined = _joined(self.growth, growth)
-        is_news = joined != self.growth
-        if is_news:  # what is equal would only take memory of its own
+        is_new = joined != self.growth
+        if is_new:  # what is equal would only take memory of its own
             self.growth = joined
-        return is_news
+        return is_new
 
 
 def _digest(record: ClaimRecord, hashes_digest: int) -> int:
@@ -177,7 +179,7 @@ class LeaseCopy:
         revision: of `lease_ttl_s`, see `LeaseState`.
         is_changed_here: a caller of ours changed `lease_ttl_s` last; kept on disk, and retold.
         renewed_at: when a caller of ours last renewed it, -inf: never.
-        told_at: when the others were last told so.
+        announced_at: when the others were last told so.
         ageing: its time is up, and its orphans are being released.
         adopting: its orphans are being adopted.
         ending: our own unbooked claims under it are being ended.
@@ -189,6 +191,7 @@ class LeaseCopy:
         "adopting",
         "ageing",
         "ancestors",
+        "announced_at",
         "claims",
         "closed",
         "ending",
@@ -201,7 +204,6 @@ class LeaseCopy:
         "renewed_at",
         "revision",
         "seen_at",
-        "told_at",
         "touched",
         "ttl_s",
     )
@@ -217,7 +219,7 @@ class LeaseCopy:
         self.revision = 0
         self.is_changed_here = False
         self.renewed_at = -inf
-        self.told_at: float | None = None
+        self.announced_at: float | None = None
         self.ageing = self.adopting = self.ending = self.freeing = False
         self.closed = False
 
@@ -281,14 +283,14 @@ class EarlyGrowth:
         self._count_max = count_max
         self._known: OrderedDict[Key, tuple[ClaimGrowth, float, set[int]]] = OrderedDict()
 
-    def keep(self, key: Key, growth: ClaimGrowth, teller: int, now: float) -> None:
+    def keep(self, key: Key, growth: ClaimGrowth, reporter: int, now: float) -> None:
         """Keep what a replica has told of a claim."""
         before = self._known.pop(key, None)
-        tellers = {teller}
+        reporters = {reporter}
         if before is not None:
             growth = _joined(before[0], growth)
-            tellers |= before[2]
-        self._known[key] = (growth, now, tellers)
+            reporters |= before[2]
+        self._known[key] = (growth, now, reporters)
         if len(self._known) > self._count_max:
             self._known.popitem(last=False)
             self.lost += 1

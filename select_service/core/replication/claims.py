@@ -99,7 +99,7 @@ class Claims:
 
     def batch(self, limit: int) -> Said | None:
         """Return up to `limit` of the pending statements."""
-        return self.outbox.batch(limit, self._grown, self.tombstones.told)
+        return self.outbox.batch(limit, self._grown, self.tombstones.message_of)
 
     def _grown(self, claim: Claim) -> Grown:
         self.note(claim)
@@ -128,9 +128,9 @@ class Claims:
         early = self.early.take(claim.key)
         if early is not None:
             claim.join(early[0])
-            claim.tellers = early[1]
+            claim.reporters = early[1]
             if any(map(self.is_silent, early[1])):
-                # its owner may have missed it, and cannot ask the tellers
+                # its owner may have missed it, and cannot ask the reporters
                 self.outbox.say_later(claim)
         self._inherit(claim)  # from `before`, too: perhaps no other replica knows its state
         if not claim.dead:
@@ -180,18 +180,18 @@ class Claims:
         self.copies.leave(claim)
         self.names.remove(claim)
         claim.learn_facts(record)
-        claim.hearsay = False
+        claim.is_relayed = False
         self.names.add(claim)
         owned.add(claim)
         self._inherit(claim)
         self.counters.claims_corrected += 1
 
     def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
-        """Accept the owner's own terms for a claim known by hearsay; True: they differ."""
+        """Accept the owner's own terms for a claim known from a relay; True: they differ."""
         before = claim.record
-        claim.hearsay = False
+        claim.is_relayed = False
         leases = [one and one.lease_id for one in (before.lease, record.lease)]
-        if before.adopts != record.adopts:  # by hearsay some of those in between were unknown
+        if before.adopts != record.adopts:  # of a relayed one some of those in between were unknown
             claim.record = before = msgspec.structs.replace(before, adopts=record.adopts)
             self.copies.inherit(claim)
             self._inherit(claim)
@@ -256,12 +256,12 @@ class Claims:
         return [one for one in claims if not names.isdisjoint(one.names)]
 
     def grow_early(
-        self, reservation_id: str, key: Key, growth: ClaimGrowth, teller: int, now: float
+        self, reservation_id: str, key: Key, growth: ClaimGrowth, reporter: int, now: float
     ) -> None:
         """Keep the growth of a claim we have not heard of yet."""
         if self.tombstones.has(reservation_id, key):
             return
-        self.early.keep(key, growth, teller, now)
+        self.early.keep(key, growth, reporter, now)
 
     def keep(self, claims: list[Claim]) -> Said:
         """Let a batch that is done keep what it booked; return what is to be told."""
@@ -421,7 +421,7 @@ class Claims:
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        said = self.outbox.say([full, self.tombstones.told(old.reservation_id, old.key)])
+        said = self.outbox.say([full, self.tombstones.message_of(old.reservation_id, old.key)])
         self._mark(RESERVATION, old.reservation_id)
         changes = self.endings.changes
         self.outbox.say_when_durable(said, 0 if changes is None else changes.marks)

@@ -117,7 +117,7 @@ class LeaseTermsRows:
 class ClaimRows:
     """Claims without a booking of ours by id; restored last, if they are not over.
 
-    Those of other replicas become hearsay, as if another replica had told us of them.
+    Those of other replicas become relayed ones, as if another replica had told us of them.
     """
 
     def __init__(self, claims: Claims, snapshots: ReplicaSnapshots) -> None:

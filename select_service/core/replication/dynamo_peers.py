@@ -119,7 +119,7 @@ class DynamoPeers:
         self._fading: dict[LedgerReservation, _Fading] = {}
         self.early = EarlyEndings(limits.replica_ended_max)
 
-    def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
+    def apply(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         """Apply one of their events."""
         dynamo_peer = self._known.pop(event.router_id, None) or _DynamoPeer(peer, now)
         dynamo_peer.peer, dynamo_peer.heard_at = peer, now
@@ -172,7 +172,7 @@ class DynamoPeers:
             self._counters.dropped += 1
             return
         reservation = self._lifecycle.learn(
-            *place, record, claim.hashes, event.router_id, now, is_news=early is None
+            *place, record, claim.hashes, event.router_id, now, is_new=early is None
         )
         if early is not None:
             self._resolver.complete_unclaimed(event.request_id, now)
@@ -240,7 +240,7 @@ def claimed(
     tracked = add.track_prefill_tokens and hint is not None
     scope = envelope.tenant_id if envelope.tenant_id is not UNSET else envelope.routing_group
     assert scope is not UNSET
-    told = {} if stamp is None else {name: getattr(stamp, name) for name in STAMPED}
+    facts = {} if stamp is None else {name: getattr(stamp, name) for name in STAMPED}
     return ClaimRecord(
         reservation_id=event.request_id,
         born=0 if stamp is None else stamp.seq,
@@ -254,5 +254,5 @@ def claimed(
         track_prefill_tokens=add.track_prefill_tokens,
         expected_output_tokens=add.expected_output_tokens,
         lora_name=event.lora_name,
-        **told,
+        **facts,
     )

@@ -121,10 +121,10 @@ class FinishedClaims:
 
     def note_closed(self, lease_id: str, up_to: Mapping[int, int], now: float) -> bool:
         """Remember that a lease was closed, see `ClosedLeases`; False if that was known."""
-        is_news = self.closings.note(lease_id, up_to, now)
-        if is_news:
+        is_new = self.closings.note(lease_id, up_to, now)
+        if is_new:
             self._mark(CLOSING, lease_id)
-        return is_news
+        return is_new
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class ClosedLeases:
         up_to = None if lease is None or not self._known else self.find(lease.lease_id)
         return up_to is not None and any(born <= up_to.get(one, -1) for one, born in claim.names)
 
-    def told(self, lease_id: str) -> Closed:
+    def message_of(self, lease_id: str) -> Closed:
         """Return the statement that a lease, which was closed, is."""
         up_to = self.find(lease_id) or {}
         return Closed(lease_id, list(up_to), list(up_to.values()))
@@ -197,17 +197,17 @@ class ClosedLeases:
         """Yield the statements of all closings known now; the table may change meanwhile."""
         names = iter([name for name, _ in self._known.items()])
         while some := list(islice(names, CLOSINGS_PER_PART)):
-            yield [self.told(name) for name in some if self.find(name) is not None]
+            yield [self.message_of(name) for name in some if self.find(name) is not None]
 
     def note(self, lease_id: str, up_to: Mapping[int, int], now: float) -> bool:
         """Remember that a lease was closed; False if that was known."""
         known = self.find(lease_id) or {}
-        news = {one: born for one, born in up_to.items() if born > known.get(one, -1)}
-        known |= news
+        grown = {one: born for one, born in up_to.items() if born > known.get(one, -1)}
+        known |= grown
         for one in list(known)[: max(0, len(known) - OUTPUT_TELLERS_MAX)]:
             del known[one]
         self._known.put(prefix_in(lease_id), lease_id, (known, now))
-        return bool(news)
+        return bool(grown)
 
     def purge(self, horizon: float, limit: int) -> None:
         """Forget up to `limit` closings last heard before `horizon`."""

@@ -92,14 +92,14 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
     if not record.answer:
         return None
     try:
-        told = _decode(record.answer)
+        answer = _decode(record.answer)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if isinstance(told, _Paired):
-        return told.answer
+    if isinstance(answer, _Paired):
+        return answer.answer
     booked_on = record.model_name, record.tenant_id, record.worker_id, record.dp_rank
-    if isinstance(told, _Chosen):
-        return ReservationAnswer(record.reservation_id, *booked_on, told.endpoint or "")
+    if isinstance(answer, _Chosen):
+        return ReservationAnswer(record.reservation_id, *booked_on, answer.endpoint or "")
     return Selection(
         selection_id=UNSET if record.selection_id is None else record.selection_id,
         reservation_id=record.reservation_id,
@@ -107,20 +107,20 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         tenant_id=record.tenant_id,
         worker_id=record.worker_id,
         dp_rank=record.dp_rank,
-        endpoint=told.endpoint or "",
+        endpoint=answer.endpoint or "",
         block_size=record.block_size,
-        overlap=Overlap(*told.overlap),
-        effective_prefill_tokens=told.effective_prefill_tokens,
-        needs_prefill=told.needs_prefill or UNSET,
-        cache_hit=UNSET if told.cache_hit is None else told.cache_hit,
+        overlap=Overlap(*answer.overlap),
+        effective_prefill_tokens=answer.effective_prefill_tokens,
+        needs_prefill=answer.needs_prefill or UNSET,
+        cache_hit=UNSET if answer.cache_hit is None else answer.cache_hit,
         isl_tokens=record.isl_tokens,
         track_prefill_tokens=record.track_prefill_tokens,
-        potential_decode_blocks=told.potential_decode_blocks,
-        advice=UNSET if told.advice is None else told.advice,
-        overlap_estimated=told.overlap_estimated or UNSET,
-        kv_source=told.kv_source or UNSET,
-        predicted_ttft_ms=UNSET if told.predicted_ttft_ms is None else told.predicted_ttft_ms,
-        predicted_itl_ms=UNSET if told.predicted_itl_ms is None else told.predicted_itl_ms,
+        potential_decode_blocks=answer.potential_decode_blocks,
+        advice=UNSET if answer.advice is None else answer.advice,
+        overlap_estimated=answer.overlap_estimated or UNSET,
+        kv_source=answer.kv_source or UNSET,
+        predicted_ttft_ms=UNSET if answer.predicted_ttft_ms is None else answer.predicted_ttft_ms,
+        predicted_itl_ms=UNSET if answer.predicted_itl_ms is None else answer.predicted_itl_ms,
     )
 
 

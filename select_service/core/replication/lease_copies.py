@@ -79,7 +79,7 @@ class LeaseCopies:
         terms = claim.record.lease
         if terms is None or claim.lease is not None:
             return
-        self.hear_revision(terms.revision)
+        self.note_revision(terms.revision)
         ttl_s = self.ttl(terms.ttl_s)
         copy = self._by_id.get(terms.lease_id)
         if ttl_s is None or (copy is None and not self._has_room_for(terms)):
@@ -103,7 +103,7 @@ class LeaseCopies:
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
 
-    def hear_revision(self, revision: int) -> None:
+    def note_revision(self, revision: int) -> None:
         """Note that a lease has this revision, or had it; O(1)."""
         if revision < _REVISIONS:
             self.latest_revision = max(revision, self.latest_revision)
@@ -176,7 +176,7 @@ class LeaseCopies:
     ) -> None:
         """Renew a copy, for `ttl_s` (see `ttl`) from now if that is later. O(1)."""
         if ttl_s is not None and self.is_later(copy, ttl_s, revision):
-            self.hear_revision(revision)
+            self.note_revision(revision)
             copy.lease_ttl_s, copy.revision = ttl_s, revision
             self._forget_change(copy)
         copy.ageing = False
@@ -217,7 +217,7 @@ class LeaseCopies:
         if lease_id in self.recalled or not self._tenants.has_room(prefix):
             return False
         self.recalled[lease_id] = terms, now
-        self.hear_revision(terms[1])
+        self.note_revision(terms[1])
         self._tenants.take(prefix)
         copy = self._by_id.get(lease_id)
         if copy is not None:

@@ -50,11 +50,11 @@ class CachedTokensBook(Protocol):
 class SessionBook(Protocol):
     """The ranks of sessions, chosen here or by replicas."""
 
-    def untold(self, limit: int) -> list[SessionRank]:
+    def take_unsent(self, limit: int) -> list[SessionRank]:
         """Take up to `limit` sessions that replicas are to be told of."""
         ...
 
-    def heard(
+    def apply(
         self,
         partition: Partition,
         session_id: str,
@@ -62,16 +62,16 @@ class SessionBook(Protocol):
         now: float,
         *,
         version: int,
-        teller: int,
-        is_news: bool,
+        sender: int,
+        is_new: bool,
     ) -> bool:
         """Note where a replica sent a request of a session; False: a later rank is known here."""
         ...
 
-    def tell(self, partition: Partition, session_id: str) -> None:
+    def queue(self, partition: Partition, session_id: str) -> None:
         """Tell replicas where a session is: one of them knows an earlier rank."""
         ...
 
-    def tell_all(self, alive: Container[int], now: float) -> Iterator[None]:
+    def queue_all(self, alive: Container[int], now: float) -> Iterator[None]:
         """Tell a replica that starts of all sessions that no other one of `alive` tells it of."""
         ...

@@ -70,13 +70,13 @@ _TOPICS: Final[Mapping[type, bytes]] = {
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
-def _told(value: object) -> list[int]:
+def _numbers(value: object) -> list[int]:
     """Encode the one type that MessagePack does not have."""
     assert isinstance(value, Hashes)
     return unpack_u64(value.packed)
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_told).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=_numbers).encode
 
 
 class MalformedReplicaMessage(Exception):

@@ -230,7 +230,7 @@ class SnapshotHead(Struct, frozen=True, tag="head"):
     seq: U64
 
 
-class Hearsay(Struct, frozen=True, tag="hearsay"):
+class RelayedClaim(Struct, frozen=True, tag="hearsay"):
     """A claim of an owner the sender no longer hears."""
 
     owner: U64
@@ -290,8 +290,8 @@ class SessionRank(Struct, frozen=True, array_like=True):
 
     `version` counts what was told of the session before, as far as its sender knew: of two ranks,
     the one with the larger counts everywhere. 0: told by an older version of ours, which has none.
-    `is_news`: a request of it came just now; else its receiver seemed to know an earlier rank, or
-    has just started.
+    `is_new`: a request of it came just now; else its receiver seemed to know an earlier
+    rank, or has just started.
     """
 
     model_name: Text
@@ -300,7 +300,7 @@ class SessionRank(Struct, frozen=True, array_like=True):
     worker_id: U64
     dp_rank: U32
     version: U32 = 0
-    is_news: bool = True
+    is_new: bool = True
 
 
 class SessionRanks(Struct, frozen=True, tag="sessions"):
@@ -322,5 +322,5 @@ ReportMessage: TypeAlias = RankLoads | CachedTokens | SessionRanks
 """Messages that state nothing of claims: without a statement's number, and never repeated."""
 ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | ReportMessage
 SnapshotPart: TypeAlias = (
-    SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
+    SnapshotHead | ClaimRecord | Grown | Ended | Renewed | RelayedClaim | SnapshotEnd
 )

@@ -120,7 +120,7 @@ class Replicas:
         if not alive <= self._listeners:
             self._reports.queue_all()
             speak = {name for name, _ in alive if views[name].heard_at >= silent_since}
-            self._chores.append(self._sessions.tell_all(speak, now))
+            self._chores.append(self._sessions.queue_all(speak, now))
         self._listeners = alive
 
     def _tell_reports(self, now: float, effects: Effects) -> bool:
@@ -129,7 +129,7 @@ class Replicas:
         for _ in range(_BATCHES_PER_TURN):
             ranks = self._reports.take_unsent(now, RANK_LOADS_MAX)
             found = self._cached_tokens.take_unsent(CACHED_TOKENS_MAX)
-            sessions = self._sessions.untold(SESSION_RANKS_MAX)
+            sessions = self._sessions.take_unsent(SESSION_RANKS_MAX)
             if not (ranks or found or sessions):
                 return False
             if ranks:
@@ -189,8 +189,8 @@ class Replicas:
     def unsettled(self) -> list[str]:
         """Return, in words, which statements of replicas are not in the books yet."""
         behind = sum(one.state == "behind" for one in self.publishers.views.values())
-        told = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
-        return [*told, "claims of replicas"] if self.resolver.again else told
+        missing = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
+        return [*missing, "claims of replicas"] if self.resolver.again else missing
 
     def status(self, now: float) -> list[ReplicaStatus]:
         """Return every known publisher, by router id."""

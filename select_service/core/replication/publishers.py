@@ -58,7 +58,7 @@ class Publishers:
             self._chores.append(self._remind(view))
         return view
 
-    def told_of(self, router_id: int, now: float) -> SequenceTracker | None:
+    def relayed(self, router_id: int, now: float) -> SequenceTracker | None:
         """Return the view of a publisher that others have heard; to us it may be lost."""
         view = self.views.get(router_id)
         if view is None:
@@ -142,7 +142,7 @@ class Publishers:
                 break
             if claim.dead:
                 self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
-            elif claim.tellers and any(map(self._claims.is_silent, claim.tellers)):
+            elif claim.reporters and any(map(self._claims.is_silent, claim.reporters)):
                 self._claims.outbox.say_later(claim)
             if number % LOOKS_PER_STEP == 0:
                 yield

@@ -40,8 +40,8 @@ class Resolver:
         self._membership = membership
         self._counters = counters
 
-    def resolve(self, reservation_id: str, now: float, *, is_news: bool = False) -> None:
-        """Bring the ledger in line with the claims on an id; `is_news`: one was made just now."""
+    def resolve(self, reservation_id: str, now: float, *, is_new: bool = False) -> None:
+        """Bring the ledger in line with the claims on an id; `is_new`: one was made just now."""
         winner, place = self._winner(reservation_id, now)
         booking = self._lifecycle.bookings.live(reservation_id)
         if winner is None or place is None:
@@ -66,13 +66,13 @@ class Resolver:
             origin,
             now,
             watched=winner.lease is not None,
-            is_news=is_news,
+            is_new=is_new,
         )
         if winner.charge is not None:
             reservation.charge, winner.charge = winner.charge, None
         self._claims.tie(winner, reservation)
         self._counters.booked += 1
-        self.follow(winner, now, is_news=False)
+        self.follow(winner, now, is_new=False)
 
     def _winner(
         self, reservation_id: str, now: float
@@ -127,7 +127,7 @@ class Resolver:
             return None
         return partition, worker.slots[dp_rank]
 
-    def follow(self, claim: Claim, now: float, *, is_news: bool = True) -> None:
+    def follow(self, claim: Claim, now: float, *, is_new: bool = True) -> None:
         """Apply a claim's state to its booking; not news: it happened before the booking here."""
         reservation = claim.reservation
         assert reservation is not None
@@ -136,7 +136,7 @@ class Resolver:
         growth = claim.growth
         has_grown = growth.prefill_done and not reservation.prefill_done
         if has_grown:
-            ledger.prefill_complete(reservation, now, is_measured=is_news)
+            ledger.prefill_complete(reservation, now, is_measured=is_new)
             self.touched[partition] = None
         outputs = claim.output_blocks
         faded_at = min(growth.faded_at, outputs)  # otherwise the sender's numbers are inconsistent

@@ -36,7 +36,9 @@ class SequenceTracker:
         self.claims = claims
         self.epoch = epoch
         self.high = (epoch - 1) << SEQ_BITS  # the highest number we know of
-        self.unheard = self.high  # stated before we listened, unknown until its first snapshot
+        self.before_listening = (
+            self.high
+        )  # stated before we listened, unknown until its first snapshot
         self.missing: dict[int, float] = {}  # lower numbers not heard → since when
         self.hole: int | None = None  # only a snapshot from this number on completes the view
         self.peer = ""
@@ -47,7 +49,7 @@ class SequenceTracker:
         self.checked = False  # its last message had a correct checksum
         self.leaving = False  # it announced that it will go
         self.beaten = (0, 0)  # statement and number of the latest heartbeat
-        self.reports_heard = (0, 0)  # life and number of its latest message of reports
+        self.reports_applied = (0, 0)  # life and number of its latest message of reports
         self.buried = False  # it is being forgotten
         self.bury_at = 0.0  # not before
         self.greeted = False
@@ -64,7 +66,7 @@ class SequenceTracker:
         """Whether all its statements up to `high` are known."""
         return not self.missing and self.hole is None
 
-    def hear(self, seq: int, now: float, limits: CoreLimits) -> bool:
+    def receive(self, seq: int, now: float, limits: CoreLimits) -> bool:
         """Register a statement; False if it was heard before."""
         if seq <= self.high:
             return self.missing.pop(seq, None) is not None
@@ -121,8 +123,8 @@ class SequenceTracker:
 
     def has_heard(self, seq: int) -> bool:
         """Tell whether the statement with this number is certainly known, or over by now."""
-        heard = seq <= self.high and seq not in self.missing
-        return heard and seq > max(self.unheard, self.hole or 0)
+        received = seq <= self.high and seq not in self.missing
+        return received and seq > max(self.before_listening, self.hole or 0)
 
     def mentioned(self, seq: int, now: float, limits: CoreLimits) -> None:
         """Register that others have heard a statement with this number, in the current life."""
@@ -196,8 +198,8 @@ class SequenceTracker:
             return
         if self.hole is not None and seq >= self.hole:
             self.hole = None
-        if seq >= self.unheard:
-            self.unheard = 0
+        if seq >= self.before_listening:
+            self.before_listening = 0
         for number in [one for one in self.missing if one <= seq]:
             del self.missing[number]
         self.high = max(self.high, seq)

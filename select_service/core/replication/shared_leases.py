@@ -115,7 +115,7 @@ class SharedLeases:
             self._copies.touch(copy, now)
         else:
             self._give(copy, lease, ttl_s, now)
-        copy.renewed_at = copy.told_at = now
+        copy.renewed_at = copy.announced_at = now
         if not any(router_id in self._claims.gone for router_id in copy.claims):
             return lease
         if lease is None:
@@ -153,7 +153,7 @@ class SharedLeases:
             self._copies.hear_closed(lease_id, up_to[CLOSED_REVISION])
             self._unsettled[lease_id] = False
         if claims.closings.find(lease_id) is not None:  # perhaps again: some may have missed it
-            claims.outbox.say_of_lease(claims.closings.told(lease_id))
+            claims.outbox.say_of_lease(claims.closings.message_of(lease_id))
         if copy is not None:
             copy.closed = True
             if lease is None:
@@ -168,13 +168,13 @@ class SharedLeases:
         """
         known: dict[int, int] = {}
         claims = self._claims
-        heard: list[Iterable[tuple[int, int]]] = []
+        ended: list[Iterable[tuple[int, int]]] = []
         if copy is not None:
             living = [(one, claims.sets[one].highest) for one in copy.claims]
-            heard += [copy.latest.items(), copy.ancestors.items(), living]
+            ended += [copy.latest.items(), copy.ancestors.items(), living]
         if lease is not None:
-            heard += [lease.ancestors.items(), [(claims.router_id, claims.outbox.seq)]]
-        for owner, born in chain.from_iterable(heard):
+            ended += [lease.ancestors.items(), [(claims.router_id, claims.outbox.seq)]]
+        for owner, born in chain.from_iterable(ended):
             known[owner] = max(born, known.pop(owner, 0))  # the most important ones last
         if known:
             known[CLOSED_REVISION] = max(one.revision for one in (copy, lease) if one is not None)
@@ -198,7 +198,7 @@ class SharedLeases:
         """Apply a renewal that came in at another replica; `live`: just now."""
         lease, copy = self._leases.find(said.lease_id), self._copies.find(said.lease_id)
         ttl_s, revision, at = self._copies.ttl(said.ttl_s), said.revision, now - said.age_s
-        self._copies.hear_revision(revision)
+        self._copies.note_revision(revision)
         fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
         if lease is not None:
             if fits and revision and (revision, ttl_s) > (lease.revision, lease.ttl_s):
@@ -234,7 +234,7 @@ class SharedLeases:
         """
         if not self._claims.endings.note_closed(lease_id, up_to, now):
             return False
-        self._copies.hear_revision(max(up_to.values()))  # older versions do not tell its own
+        self._copies.note_revision(max(up_to.values()))  # older versions do not tell its own
         if CLOSED_REVISION in up_to:
             self._copies.hear_closed(lease_id, up_to[CLOSED_REVISION])
         self._unsettled[lease_id] = False

@@ -16,7 +16,7 @@ from select_service.core.replication.messages import (
     ClaimRecord,
     Ended,
     Grown,
-    Hearsay,
+    RelayedClaim,
     Renewed,
     SnapshotEnd,
     SnapshotHead,
@@ -80,7 +80,7 @@ class ReplicaSnapshots:
                 if claim.dead:
                     continue
                 if not claim.aged and (view.gone or view.heard_at < silent_since):
-                    yield Hearsay(claim.owner, self.record(claim))
+                    yield RelayedClaim(claim.owner, self.record(claim))
                 elif claim.noted and claim.growth != NO_GROWTH:
                     yield Grown(claim.reservation_id, *claim.key, claim.growth)
         yield from self._leases.retold(now)
@@ -130,26 +130,26 @@ class ReplicaSnapshots:
             self._message_applier.ended(view, part, now)
         elif isinstance(part, Renewed):
             self._leases.renewed(part, now)
-        elif isinstance(part, Hearsay):
-            self._hearsay(view, part, now)
+        elif isinstance(part, RelayedClaim):
+            self._apply_relayed(view, part, now)
 
-    def _hearsay(self, teller: SequenceTracker, part: Hearsay, now: float) -> None:
+    def _apply_relayed(self, sender: SequenceTracker, part: RelayedClaim, now: float) -> None:
         """Accept a claim of a publisher that we do not hear ourselves."""
         owner, claim = part.owner, part.claim
         if claim.growth != NO_GROWTH:
             # it may be news to one that we hear its owner, or of what has taken this claim over
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
-            self._message_applier.grown(teller, grown, now)
+            self._message_applier.grown(sender, grown, now)
         view = self._publishers.views.get(owner)
         if owner == self._claims.router_id or (view is not None and not view.gone):
             return
-        view = self._publishers.told_of(owner, now)
+        view = self._publishers.relayed(owner, now)
         if view is not None:
-            self._message_applier.claimed(view, part.claim, now, told_of=True)
+            self._message_applier.claimed(view, part.claim, now, is_relayed=True)
             known = view.claims.find(part.claim.reservation_id, part.claim.born)
             if known is not None and part.claim.growth != NO_GROWTH:
-                # the owner may not know, and the teller may be gone when it returns
-                known.tellers = (known.tellers or set()) | {teller.router_id}
+                # the owner may not know, and the sender may be gone when it returns
+                known.reporters = (known.reporters or set()) | {sender.router_id}
 
     def recall(
         self, owner: int, record: ClaimRecord, now: float, *, aged: bool, wanted: bool
@@ -159,10 +159,10 @@ class ReplicaSnapshots:
             self._claims.recall(record)
             self._resolver.resolve(record.reservation_id, now)
             return
-        view = self._publishers.told_of(owner, now)
+        view = self._publishers.relayed(owner, now)
         if view is None:
             return
-        self._message_applier.claimed(view, record, now, told_of=True)
+        self._message_applier.claimed(view, record, now, is_relayed=True)
         claim = view.claims.find(record.reservation_id, record.born)
         if claim is None or claim.dead:
             return

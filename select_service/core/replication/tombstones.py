@@ -149,7 +149,7 @@ class Tombstones:
 
     # -- statements ----------------------------------------------------------------------------
 
-    def told(self, reservation_id: str, key: Key) -> Ended:
+    def message_of(self, reservation_id: str, key: Key) -> Ended:
         """Return the statement that a claim is over."""
         heir = self.heir_of(reservation_id, key)
         return Ended(reservation_id, *key, heir, self.was_freed(reservation_id, key))
@@ -161,27 +161,36 @@ class Tombstones:
                 found = row.get(packed)
                 if found is not None:
                     owner, born, _ = _read_name(packed)
-                    yield self.told(_read_end(found).name, (owner, born))
+                    yield self.message_of(_read_end(found).name, (owner, born))
 
     # -- changes -------------------------------------------------------------------------------
 
-    def note(self, reservation_id: str, told: Tombstone, now: float, *, kept: bool) -> list[str]:
+    def note(
+        self, reservation_id: str, tombstone: Tombstone, now: float, *, kept: bool
+    ) -> list[str]:
         """Remember the end of a claim on an id, on disk too if it is to be `kept`.
 
         Returns:
             `key_of` the ids whose kept ends have changed: this one, and one that had to make room.
         """
-        key = told.owner, told.born
+        key = tombstone.owner, tombstone.born
         known = self._find(reservation_id, key)
         if known is None:
-            end = _End(reservation_id, told.by_owner, told.since, told.heir, told.freed, kept)
+            end = _End(
+                reservation_id,
+                tombstone.by_owner,
+                tombstone.since,
+                tombstone.heir,
+                tombstone.freed,
+                kept,
+            )
         else:
             end = _End(
                 known.name,
-                told.by_owner or known.by_owner,
+                tombstone.by_owner or known.by_owner,
                 known.since,
-                known.heir or told.heir,
-                told.freed or known.freed,
+                known.heir or tombstone.heir,
+                tombstone.freed or known.freed,
                 kept or known.kept,
             )
         if end.kept and (known is None or not known.kept):
@@ -189,8 +198,8 @@ class Tombstones:
             keys = [*self._keys_on(freed_key)[1][1 - ENDS_KEPT_MAX :], key]
             self._on.put(freed_key, now, _pack((end.name, keys)))
         was_kept = known is not None and known.kept
-        is_news = known is None or (known.heir, known.freed) != (end.heir, end.freed)
-        changed = [key_of(reservation_id)] if end.kept and (is_news or not was_kept) else []
+        is_new = known is None or (known.heir, known.freed) != (end.heir, end.freed)
+        changed = [key_of(reservation_id)] if end.kept and (is_new or not was_kept) else []
         name = _name(reservation_id, key)
         lost = self._ends.put(prefix_in(reservation_id), name, now, _pack(end))
         if lost is not None:

@@ -157,10 +157,10 @@ class Idempotency:
             if self._bookings.is_under_way(booking) or self._elsewhere.is_under_way(claim):
                 raise ReservationUnderWay(reservation_id, prefix)
             for leg in (booking, *self._bookings.legs_of(reservation_id)):
-                self._elsewhere.told(leg.reservation.claim)
+                self._elsewhere.confirm(leg.reservation.claim)
             return answer, booking.partition.ledger.chain_of(booking.reservation)
         assert claim is not None
         if self._elsewhere.is_under_way(claim):
             raise ReservationUnderWay(reservation_id, prefix)
-        self._elsewhere.told(claim)
+        self._elsewhere.confirm(claim)
         return answer, self._elsewhere.chain_of(claim)

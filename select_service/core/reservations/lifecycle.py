@@ -201,11 +201,11 @@ class Lifecycle(ReservationEnds):
                 groups.note_whole_prompt(prompt.block_hashes)
             elif len(groups.whole_prompts) < EARLY_PROMPTS_MAX and not index.tree.root.children:
                 groups.whole_prompts.setdefault(prompt.block_hashes[-PROMPT_END:])
-        if self.announcer.speaks:
+        if self.announcer.is_on:
             effects = Effects() if effects is NOTHING else effects
             held = self.bookings.hold is not None
-            told = self.announcer.booked(partition, reservation, answer, held=held)
-            effects.published.append(told)
+            message = self.announcer.booked(partition, reservation, answer, held=held)
+            effects.published.append(message)
         return effects
 
     def note_charge(self, name: str, charge: Charge) -> None:
@@ -227,11 +227,11 @@ class Lifecycle(ReservationEnds):
         now: float,
         *,
         watched: bool = False,
-        is_news: bool = False,
+        is_new: bool = False,
     ) -> LedgerReservation:
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
-        `watched`: a copy of its lease decides how long it lives. `is_news`: it was made just now;
+        `watched`: a copy of its lease decides how long it lives. `is_new`: it was made just now;
         of others it is not known here how long they take.
         """
         if self._recorder is not None:
@@ -257,7 +257,7 @@ class Lifecycle(ReservationEnds):
             self.leases.join(lease, reservation)
             self.leases.inherit(lease, record.adopts, self.announcer.claims.is_silent)
         reservation.track_prefill_tokens = record.track_prefill_tokens
-        reservation.is_timed = is_news
+        reservation.is_timed = is_new
         partition.note_pull(reservation, record.pulled)
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
@@ -269,21 +269,21 @@ class Lifecycle(ReservationEnds):
             reservation.session_version = version = record.session_version
             if self.sessions is not None:
                 if isinstance(origin, int):
-                    is_later = self.sessions.heard(
+                    is_later = self.sessions.apply(
                         partition,
                         name,
                         slot,
                         now,
                         version=version,
-                        teller=origin,
-                        is_news=is_news,
+                        sender=origin,
+                        is_new=is_new,
                     )
-                    if is_news and not is_later:
-                        self.sessions.tell(partition, name)
+                    if is_new and not is_later:
+                        self.sessions.queue(partition, name)
                 self.sessions.run(partition, name)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
-        if is_news and record.charged is not None and partition.admission is not None:
+        if is_new and record.charged is not None and partition.admission is not None:
             if len(record.fairness_id) > self._limits.name_length_max:  # no client may say it here
                 self.announcer.claims.counters.ignored += 1
             else:
@@ -310,8 +310,8 @@ class Lifecycle(ReservationEnds):
         """
         booking = self._get(name)
         if isinstance(booking, Claim):
-            told = self.elsewhere.prefill_complete(booking, now)
-            return None, Effects(published=[told])
+            message = self.elsewhere.prefill_complete(booking, now)
+            return None, Effects(published=[message])
         partition, reservation = booking.partition, booking.reservation
         if not reservation.prefill_done:
             demand = partition.demand
@@ -327,7 +327,7 @@ class Lifecycle(ReservationEnds):
             self.renewal.cared_for(booking, now)
         if self._recorder is not None:
             self._recorder.lived("prefill_complete", name, now)
-        if not self.announcer.speaks:
+        if not self.announcer.is_on:
             return partition, NOTHING
         effects = Effects()
         effects.published.append(self.announcer.completed(partition, reservation))
@@ -350,7 +350,7 @@ class Lifecycle(ReservationEnds):
                 learn_ttft(booking, now)
             booking.partition.ledger.output_block(reservation, decay_fraction, now, count)
             self.renewal.cared_for(booking, now)
-            if self.announcer.speaks:
+            if self.announcer.is_on:
                 self.announcer.claims.output(reservation.reservation_id, decay_fraction, count)
         if self._recorder is not None:
             self._recorder.lived("output_block", name, now, count, decay_fraction)
@@ -373,7 +373,7 @@ class Lifecycle(ReservationEnds):
 
     def may_be_known_elsewhere(self, name: str) -> bool:
         """Tell whether replicas may know what has or had this name: it is, or was, known here."""
-        if not self.announcer.speaks:
+        if not self.announcer.is_on:
             return False
         return self.bookings.was_freed(name) or self.elsewhere.tenant_of(name) is not None
 
@@ -395,7 +395,7 @@ class Lifecycle(ReservationEnds):
 
     def _miss(self, name: str) -> None:
         """Count a call for an id that expired: it was perhaps given up too early."""
-        if self._expired_ids.hear(name):
+        if self._expired_ids.discard(name):
             self._counters.reservations_expired_early += 1
 
     # -- end -----------------------------------------------------------------------------------
@@ -422,11 +422,11 @@ class Lifecycle(ReservationEnds):
         booking = self.bookings.find(name)
         if booking is None:
             self._miss(name)
-            told = self.elsewhere.free(name, now)
-            if told is not None:
-                return None, Effects(published=[told])
+            message = self.elsewhere.free(name, now)
+            if message is not None:
+                return None, Effects(published=[message])
             if self.bookings.was_freed(name):
-                if self.announcer.speaks:
+                if self.announcer.is_on:
                     self.announcer.claims.endings.note_freed(name, now)
                 return None, NOTHING
             raise ReservationNotFound(name)
@@ -434,7 +434,7 @@ class Lifecycle(ReservationEnds):
         if reservation.lease is not None or reservation.claim is not None:
             self.renewal.renew(booking, now)
         effects = NOTHING
-        if self.announcer.speaks:
+        if self.announcer.is_on:
             is_ours_alone = reservation.origin == "local" and (is_withdrawn or is_taken_back)
             end = self.announcer.expired if is_ours_alone else self.announcer.freed
             effects = Effects(published=[end(partition, reservation, now)])

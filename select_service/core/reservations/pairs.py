@@ -192,11 +192,11 @@ class Pairs:
             done, ids = [leg.reservation.reservation_id for leg in legs], []
         else:
             self._end_unheard(pair, now, prefill_id)
-        told = self._computed(
+        messages = self._computed(
             [leg for leg in legs if leg.reservation.reservation_id in ids], now, cached_tokens
         )
         partition, ended = self._end([one for one in ids if one == prefill_id], now)
-        told += ended
+        messages += ended
         booked = [leg for leg in legs if leg.reservation.reservation_id in done]
         for leg in legs if booked else ():
             if leg.reservation.reservation_id == prefill_id:  # it was booked without its blocks
@@ -209,8 +209,8 @@ class Pairs:
                 continue  # its time is up, and its owner is lost
             lighter, effects = self._lifecycle.prefill_complete(one, now)
             partition = lighter or partition
-            told += effects.published
-        return partition, Effects(published=told) if told else NOTHING
+            messages += effects.published
+        return partition, Effects(published=messages) if messages else NOTHING
 
     def _computed(
         self, legs: Iterable[LiveReservation], now: float, cached_tokens: int | None
@@ -220,7 +220,7 @@ class Pairs:
         Otherwise the compute rate would not be learnt from them, and their ranks would seem to
         hang.
         """
-        told: list[ReplicaMessage] = []
+        messages: list[ReplicaMessage] = []
         announcer = self._lifecycle.announcer
         for leg in legs:
             partition, reservation = leg.partition, leg.reservation
@@ -230,9 +230,9 @@ class Pairs:
                 continue
             check_ttft(leg, now)
             partition.ledger.prefill_complete(reservation, now, cached_tokens=cached_tokens)
-            if announcer.speaks:
-                told.append(announcer.completed(partition, reservation))
-        return told
+            if announcer.is_on:
+                messages.append(announcer.completed(partition, reservation))
+        return messages
 
     def output_block(self, name: str, decay_fraction: float | None, now: float, count: int) -> bool:
         """Add output blocks to the decode leg; False: there is no such pair.
@@ -262,10 +262,10 @@ class Pairs:
         if known is None:
             return None
         self._end_unheard(known[0], now)
-        partition, told = self._end(
+        partition, messages = self._end(
             self._ids(*known), now, is_withdrawn=is_withdrawn, is_computed=is_computed
         )
-        return partition, Effects(published=told) if told else NOTHING
+        return partition, Effects(published=messages) if messages else NOTHING
 
     def _end(
         self,
@@ -276,14 +276,14 @@ class Pairs:
         is_computed: bool = True,
     ) -> tuple[Partition | None, list[ReplicaMessage]]:
         lighter: Partition | None = None
-        told: list[ReplicaMessage] = []
+        messages: list[ReplicaMessage] = []
         for name in ids:
             partition, effects = self._lifecycle.free(
                 name, now, is_withdrawn=is_withdrawn, is_computed=is_computed
             )
             lighter = partition or lighter
-            told += effects.published
-        return lighter, told
+            messages += effects.published
+        return lighter, messages
 
     def _end_unheard(self, pair: str, now: float, only: str | None = None) -> None:
         """End the leg of a replica's pair that we have not heard of yet, along with the other.
@@ -291,7 +291,7 @@ class Pairs:
         Both were booked in one step, so their claims have consecutive numbers.
         """
         announcer = self._lifecycle.announcer
-        if not announcer.speaks:
+        if not announcer.is_on:
             return
         claims = announcer.claims
         prefill_id, decode_id = leg_ids(pair)
@@ -310,7 +310,7 @@ class Pairs:
 
     def _legs(self, name: str) -> tuple[str, list[LiveReservation]] | None:
         """Return the pair with this id (its own or a leg's), and its legs booked here."""
-        if not self._lifecycle.bookings.pairs and not self._lifecycle.announcer.speaks:
+        if not self._lifecycle.bookings.pairs and not self._lifecycle.announcer.is_on:
             return None
         legs = self._lifecycle.bookings.legs(name)
         if legs:
@@ -333,7 +333,7 @@ class Pairs:
 
     def _claimed(self, pair: str) -> list[str]:
         announcer = self._lifecycle.announcer
-        if not announcer.speaks:
+        if not announcer.is_on:
             return []
         return [
             name

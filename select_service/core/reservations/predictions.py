@@ -23,9 +23,9 @@ def learn_ttft(booking: LiveReservation, now: float) -> None:
     Then it is also compared with what was predicted.
     """
     reservation, loads = booking.reservation, booking.partition.ledger.loads
-    told = reservation.first_token
-    if told is not None and learn_first_token(loads, reservation, now):
-        check_ttft(booking, told.at)
+    reported = reservation.first_token
+    if reported is not None and learn_first_token(loads, reservation, now):
+        check_ttft(booking, reported.at)
 
 
 def check_ttft(booking: LiveReservation, now: float) -> None:
@@ -36,7 +36,7 @@ def check_ttft(booking: LiveReservation, now: float) -> None:
     loads = booking.partition.ledger.loads
     rank = loads.speeds.by_slot.get(reservation.slot)
     if rank is not None and reservation.created > loads.work.resumed_at:  # else begun before
-        rank.ttft_error.tell(answer.predicted_ttft_ms / 1e3, now - reservation.created)
+        rank.ttft_error.learn(answer.predicted_ttft_ms / 1e3, now - reservation.created)
 
 
 def check_itl(booking: LiveReservation) -> None:
@@ -45,10 +45,10 @@ def check_itl(booking: LiveReservation) -> None:
     Blocks that were reported together at its end tell nothing.
     """
     answer, reservation = booking.answer, booking.reservation
-    told = reservation.output_report
+    report = reservation.output_report
     if (
-        told is None
-        or told.outputs <= told.first_outputs
+        report is None
+        or report.outputs <= report.first_outputs
         or not isinstance(answer, Selection | PairSelection)
         or answer.predicted_itl_ms is UNSET
     ):
@@ -56,6 +56,6 @@ def check_itl(booking: LiveReservation) -> None:
     partition = booking.partition
     rank = partition.ledger.loads.speeds.by_slot.get(reservation.slot)
     if rank is not None:
-        took = (told.at - told.first_at) / (told.outputs - told.first_outputs)
+        took = (report.at - report.first_at) / (report.outputs - report.first_outputs)
         predicted = answer.predicted_itl_ms / 1e3 * partition.index.block_size
-        rank.block_error.tell(predicted, took)
+        rank.block_error.learn(predicted, took)

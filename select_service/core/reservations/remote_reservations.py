@@ -34,7 +34,7 @@ class RemoteReservations:
 
     def holder(self, reservation_id: str) -> Claim | None:
         """Return the claim that an id without a booking belongs to: on it, or a leg of the pair."""
-        if not self._announcer.speaks:
+        if not self._announcer.is_on:
             return None
         claims = self._claims
         return self._first(claims.alive(reservation_id)) or self._first(claims.legs(reservation_id))
@@ -44,7 +44,7 @@ class RemoteReservations:
 
         Of several made with one selection_id it is the one heard last.
         """
-        if not self._announcer.speaks:
+        if not self._announcer.is_on:
             return None
         claims = self._claims
         selected = [one for one in claims.names.at(name) if one.record.selection_id == name]
@@ -69,7 +69,7 @@ class RemoteReservations:
             return False
         return not (claim.booked and self._claims.is_silent(claim.owner))
 
-    def told(self, claim: Claim | None) -> None:
+    def confirm(self, claim: Claim | None) -> None:
         """Note that a caller of ours is told that this is booked, so that it stays.
 
         Its owner may crash, and come back without what was not on its disk yet.
@@ -114,7 +114,7 @@ class RemoteReservations:
 
         All its names then count as freed.
         """
-        if not self._announcer.speaks:
+        if not self._announcer.is_on:
             return None
         claim = self.find(name)
         reservation_id = name if claim is None else claim.reservation_id
@@ -123,7 +123,7 @@ class RemoteReservations:
         meant = self._claims.alive(reservation_id)
         if not meant:
             return None
-        told = self._announcer.freed_unbooked(meant, now)
+        message = self._announcer.freed_unbooked(meant, now)
         names = {reservation_id: None, name: None}
         for one in meant:
             pair, selection_id = one.record.pair, one.record.selection_id
@@ -133,4 +133,4 @@ class RemoteReservations:
                 names[pair] = None
         for freed in names:
             self._bookings.remember(freed, now)
-        return told
+        return message

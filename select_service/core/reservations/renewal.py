@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from select_service.core.replication.claim import Claim
     from select_service.types import CoreLimits
 
-_TOLD_AGAIN: Final = 0.125
+_ANNOUNCED_AGAIN: Final = 0.125
 """Fraction of a lease's time to live between two renewals that lifecycle calls here send to its
 owner."""
 
@@ -39,7 +39,7 @@ class Renewal:
     def cared_for(self, booking: LiveReservation, now: float) -> None:
         """A lifecycle call came: renew the reservation, and adopt it if its owner is gone."""
         self.renew(booking, now)
-        if self._announcer.speaks and self._announcer.may_adopt(booking.reservation):
+        if self._announcer.is_on and self._announcer.may_adopt(booking.reservation):
             self.adopt(booking, now)
         self._bookings.touched(booking)
 
@@ -62,8 +62,11 @@ class Renewal:
         copy = copies.find(lease_id)
         if copy is not None:
             copy.renewed_at = now
-            if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
-                copy.told_at = now
+            if (
+                copy.announced_at is None
+                or now - copy.announced_at >= copy.lease_ttl_s * _ANNOUNCED_AGAIN
+            ):
+                copy.announced_at = now
                 self.tell_of(lease_id)
 
     def tell_of(self, lease_id: str) -> None:

@@ -105,7 +105,7 @@ class ReservationEnds:
         booking = self.bookings.get(reservation.reservation_id)
         if reservation.origin != "local":
             return self.let_go(booking, now, why)
-        if self.announcer.speaks:
+        if self.announcer.is_on:
             effects.published.append(self.announcer.expired(partition, reservation, now))
         return self._release_counted(booking, now, why)
 
@@ -190,10 +190,10 @@ class ExpiredIds:
         names = with_places(*given)
         called = tuple(name for name, _ in names)
         for name, places in names:
-            self.hear(name)  # of a predecessor, all names go: some take no place of the bound
+            self.discard(name)  # of a predecessor, all names go: some take no place of the bound
             self._names.put(prefix_in(name), key_of(name), (called, places))
 
-    def hear(self, name: str) -> bool:
+    def discard(self, name: str) -> bool:
         """Tell whether a call is the first one for a reservation that has ended by silence."""
         if not self._names:  # the usual case
             return False

@@ -53,13 +53,13 @@ class SessionSection:
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Remember a session whose rank is there again."""
         model_name, tenant_id, session_id = _read_name(name)
-        told = _decode(record)
+        state = _decode(record)
         partition = self._partitions.get(Scope(model_name, tenant_id))
-        worker = None if partition is None else partition.fleet_slots.present.get(told.worker_id)
-        if partition is None or worker is None or told.dp_rank not in worker.slots:
+        worker = None if partition is None else partition.fleet_slots.present.get(state.worker_id)
+        if partition is None or worker is None or state.dp_rank not in worker.slots:
             return None
-        slot = worker.slots[told.dp_rank]
+        slot = worker.slots[state.dp_rank]
         is_latest = self._sessions.restore(
-            partition, session_id, slot, now, gap_s=told.gap_s, version=told.version
+            partition, session_id, slot, now, gap_s=state.gap_s, version=state.version
         )
         return NOTHING if is_latest else None

@@ -7,11 +7,10 @@ is kept for `session_ttl_s`, so that longer ones are learnt, too. It survives a 
 hear of it with its reservations, and where it has none, in messages of their own: once it moves,
 and every `RETOLD_SHARE` of `session_ttl_s` while it does not.
 
-A session's rank has a version, which grows with each time that replicas are told of it. The one
-with the larger version counts, and of two that were chosen at once, the larger rank: so all agree,
-in whatever order they hear. No clock is compared. A replica that starts from an old file or from
-nothing has a small version, so what it tells takes nobody back, and it is told what it missed.
-`routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
+A session's rank has a version, which grows each time it is sent to replicas. The larger version
+counts, and of two chosen at once the larger rank: all agree in whatever order messages come. No
+clock is compared. A replica that starts from an old file or from nothing has small versions: they
+move no session back. `routing/filters.py` reads the rank before pricing, and notes the choice.
 """
 
 from __future__ import annotations
@@ -80,14 +79,14 @@ class SessionCounters(Struct):
 class _SessionRank(NamedTuple):
     slot: int
     tenure: int  # of its rank, see `Ledger.previous_ranks`
-    heard: float  # when a request of it came, or ended
+    active_at: float  # when a request of it came, or ended
     until: float  # if it is not heard of again
     running: int = 0  # live reservations
     is_resting: bool = False  # none is, and one has ended
     gap_s: float = 0.0  # estimate of its long gaps from an end to the next request; 0: none yet
-    told: float = -math.inf  # when replicas last heard that it is there; not in this life
+    sent_at: float = -math.inf  # when replicas last heard where it is; not in this life
     version: int = 1
-    teller: int = 0  # router id of the replica that told of it last; 0: we
+    sent_by: int = 0  # router id of the replica that announced it last; 0: we
 
 
 _SessionRanks: TypeAlias = "OrderedDict[tuple[Partition, str], _SessionRank]"
@@ -107,8 +106,8 @@ class Sessions:
         self.changes: Changes | None = None
         """Set where state is kept."""
         self.is_shared = False  # whether there may be replicas
-        self._untold: dict[tuple[Partition, str], bool] = {}
-        """Sessions that replicas are to be told of, and whether a request of it came just now."""
+        self._unsent: dict[tuple[Partition, str], bool] = {}
+        """Sessions to announce to replicas, and whether a request of it came just now."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -175,19 +174,20 @@ class Sessions:
             return
         key, before = (partition, session_id), self._take(partition, session_id)
         stays = before is not None and before.slot == slot and _is_there(partition, before)
-        told = before.told if before is not None and stays else -math.inf
-        is_due = is_booked or now - told >= RETOLD_SHARE * self._limits.session_ttl_s
+        sent_at = before.sent_at if before is not None and stays else -math.inf
+        is_due = is_booked or now - sent_at >= RETOLD_SHARE * self._limits.session_ttl_s
         version = 0 if before is None else before.version
-        if not stays or (is_due and told > -math.inf):
+        if not stays or (is_due and sent_at > -math.inf):
             version = min(version + 1, _VERSION_MAX)
         if is_booked:
-            self._untold.pop(key, None)
+            self._unsent.pop(key, None)
         elif is_due and self.is_shared:
-            self._untold[key] = True
-        rank = self._at(before, partition, slot, version, now, told=now if is_due else told)
+            self._unsent[key] = True
+        sent_at = now if is_due else sent_at
+        rank = self._at(before, partition, slot, version, now, sent_at=sent_at)
         self._asked(key, rank, now, asked_at)
 
-    def heard(
+    def apply(
         self,
         partition: Partition,
         session_id: str,
@@ -195,13 +195,13 @@ class Sessions:
         now: float,
         *,
         version: int,
-        teller: int,
-        is_news: bool = True,
+        sender: int,
+        is_new: bool = True,
     ) -> bool:
         """Record where a replica sent a request of the session, unless a later rank is known.
 
-        `is_news`: that request came just now. `version` 0: the replica knows none; it counts as the
-        largest if it is news, else as the smallest. `teller` is its router id.
+        `is_new`: that request came just now. `version` 0: the replica knows none; it counts
+        as the largest if so, else as the smallest. `sender` is its router id.
 
         Returns False if a later rank is known.
         """
@@ -209,7 +209,7 @@ class Sessions:
             return True
         key, before = (partition, session_id), self.find(partition, session_id)
         known = None if before is None or not _counts(partition, before, now) else before
-        if known is not None and is_news:
+        if known is not None and is_new:
             if not version:
                 version = min(known.version + 1, _VERSION_MAX)
             elif version == known.version and slot != known.slot:
@@ -218,13 +218,13 @@ class Sessions:
             _order(partition, slot, version) >= _order(partition, known.slot, known.version)
         )
         if is_later:
-            self._untold.pop(key, None)
-            rank = self._at(before, partition, slot, version, now, told=now, teller=teller)
-        elif is_news and known is not None:
-            rank = known._replace(teller=0)
+            self._unsent.pop(key, None)
+            rank = self._at(before, partition, slot, version, now, sent_at=now, sent_by=sender)
+        elif is_new and known is not None:
+            rank = known._replace(sent_by=0)
         else:
             return False
-        if is_news:
+        if is_new:
             self._take(partition, session_id)
             self._asked(key, rank, now)
         elif known is not None:
@@ -232,7 +232,7 @@ class Sessions:
         else:
             self._take(partition, session_id)
             until = now + self._limits.session_ttl_s
-            self._put(partition, session_id, rank._replace(heard=now, until=until), now)
+            self._put(partition, session_id, rank._replace(active_at=now, until=until), now)
         return is_later
 
     def _at(
@@ -243,14 +243,15 @@ class Sessions:
         version: int,
         now: float,
         *,
-        told: float,
-        teller: int = 0,
+        sent_at: float,
+        sent_by: int = 0,
     ) -> _SessionRank:
         """Return what is known of a session, at a slot."""
         if before is None:
             before = _SessionRank(slot, 0, now, now + self._limits.session_ttl_s)
         tenure = partition.ledger.previous_ranks[slot]
-        return before._replace(slot=slot, tenure=tenure, version=version, told=told, teller=teller)
+        rank = before._replace(slot=slot, tenure=tenure, version=version)
+        return rank._replace(sent_at=sent_at, sent_by=sent_by)
 
     def _asked(
         self,
@@ -262,43 +263,42 @@ class Sessions:
         """Put a session that was taken out of its row there again, for a request; learn its gap."""
         gap_s = rank.gap_s
         if rank.is_resting:
-            gap = max((now if asked_at is None else asked_at) - rank.heard, 0.0)
+            gap = max((now if asked_at is None else asked_at) - rank.active_at, 0.0)
             share = _RISE if gap > gap_s else _FALL
             gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
         until = now + self._limits.session_ttl_s
-        rank = rank._replace(heard=now, until=until, is_resting=False, gap_s=gap_s)
+        rank = rank._replace(active_at=now, until=until, is_resting=False, gap_s=gap_s)
         self._put(*key, rank, now)
 
-    def tell(self, partition: Partition, session_id: str) -> None:
+    def queue(self, partition: Partition, session_id: str) -> None:
         """Tell replicas where a session is: one of them knows an earlier rank."""
-        self._untold.setdefault((partition, session_id), False)
+        self._unsent.setdefault((partition, session_id), False)
 
-    def tell_all(self, alive: Container[int], now: float) -> Iterator[None]:
-        """Tell a replica that starts of all sessions that no other one of `alive` tells it of.
+    def queue_all(self, alive: Container[int], now: float) -> Iterator[None]:
+        """Queue, for a replica that starts, all sessions that no other one of `alive` announces.
 
         Those are the ones that replicas heard of from us last, or from one that is gone. In steps.
         """
         for ranks in self._rows.rows:
             for number, key in enumerate(list(ranks)):
                 rank = ranks.get(key)
-                if rank and rank.teller not in alive and _counts(key[0], rank, now):
-                    self._untold.setdefault(key, False)
+                if rank and rank.sent_by not in alive and _counts(key[0], rank, now):
+                    self._unsent.setdefault(key, False)
                 if number % LOOKS_PER_STEP == 0:
                     yield
 
-    def untold(self, limit: int) -> list[SessionRank]:
-        """Take up to `limit` sessions that replicas are to be told of."""
-        told: list[SessionRank] = []
-        while self._untold and len(told) < limit:
-            key = partition, session_id = next(iter(self._untold))
-            is_news = self._untold.pop(key)
+    def take_unsent(self, limit: int) -> list[SessionRank]:
+        """Take up to `limit` sessions to announce to replicas."""
+        ranks: list[SessionRank] = []
+        while self._unsent and len(ranks) < limit:
+            key = partition, session_id = next(iter(self._unsent))
+            is_new = self._unsent.pop(key)
             rank = self.present(partition, session_id)
             if rank is not None:
                 worker, dp_rank = partition.fleet_slots.rank_at(rank.slot)
-                place = worker.worker_id, dp_rank
-                one = SessionRank(*partition.scope, session_id, *place, rank.version, is_news)
-                told.append(one)
-        return told
+                named = *partition.scope, session_id, worker.worker_id, dp_rank
+                ranks.append(SessionRank(*named, rank.version, is_new))
+        return ranks
 
     def run(self, partition: Partition, session_id: str) -> int:
         """Record that a request of the session has a reservation, whose end will be told.
@@ -324,7 +324,7 @@ class Sessions:
         running = max(0, rank.running - 1)  # not counted are those of an earlier life
         silence_s = self._limits.session_ttl_s if running else self._silence_s(rank.gap_s)
         rank = rank._replace(
-            heard=now, until=now + silence_s, running=running, is_resting=not running
+            active_at=now, until=now + silence_s, running=running, is_resting=not running
         )
         self._put(partition, session_id, rank, now)
 
@@ -358,7 +358,7 @@ class Sessions:
 
     def _drop(self, holder: Party, ranks: _SessionRanks, key: tuple[Partition, str]) -> None:
         del ranks[key]
-        self._untold.pop(key, None)
+        self._unsent.pop(key, None)
         self._rows.left(holder)
         self._mark(key)
 
@@ -391,15 +391,15 @@ class Sessions:
         Returns whether no later rank is known.
         """
         is_new = self.find(partition, session_id) is None
-        if not self.is_on or not self.heard(
-            partition, session_id, slot, now, version=version, teller=0, is_news=False
+        if not self.is_on or not self.apply(
+            partition, session_id, slot, now, version=version, sender=0, is_new=False
         ):
             return False
         rank = self.find(partition, session_id)
         if rank is not None:
             gap_s = rank.gap_s or gap_s
             until = now + self._silence_s(gap_s) if is_new else rank.until
-            rank = rank._replace(gap_s=gap_s, until=until, told=-math.inf)
+            rank = rank._replace(gap_s=gap_s, until=until, sent_at=-math.inf)
             self._set((partition, session_id), rank)
         return True
 
@@ -424,14 +424,14 @@ class Sessions:
         key = self._due(ranks, now)
         if key is None or not ranks[key].running:
             return False
-        ranks[key] = ranks[key]._replace(heard=now)
+        ranks[key] = ranks[key]._replace(active_at=now)
         ranks.move_to_end(key)
         return True
 
     def _due(self, ranks: _SessionRanks, now: float) -> tuple[Partition, str] | None:
         """Return the oldest session of a row if nothing came of it for too long."""
         key = next(iter(ranks), None)
-        if key is None or ranks[key].heard + self._limits.session_ttl_s > now:
+        if key is None or ranks[key].active_at + self._limits.session_ttl_s > now:
             return None
         return key
 
@@ -464,7 +464,7 @@ class Sessions:
     def check(self) -> None:
         """Assert all invariants."""
         self._rows.check()
-        assert len(self._untold) <= len(self._rows)
+        assert len(self._unsent) <= len(self._rows)
         for ranks in self._rows.rows:
             assert all(rank.gap_s >= 0.0 and rank.running >= 0 for rank in ranks.values())
 
@@ -491,7 +491,7 @@ def _reasserted(rank: _SessionRank, now: float) -> _SessionRank:
 
     A replica that moved the session at once with us had no chance to.
     """
-    is_long_known = _AT_ONCE_S < now - rank.told < math.inf
+    is_long_known = _AT_ONCE_S < now - rank.sent_at < math.inf
     return rank._replace(version=min(rank.version + is_long_known, _VERSION_MAX))
 
 

@@ -12,8 +12,8 @@ from select_service.core.replication.messages import (
     ClaimRecord,
     Ended,
     Grown,
-    Hearsay,
     Heartbeat,
+    RelayedClaim,
     Said,
     SnapshotEnd,
     SnapshotHead,
@@ -185,7 +185,7 @@ def test_what_is_told_of_a_claim_by_hearsay_happened_to_what_took_it_over() -> N
     third.turn()
     (pull,) = third.pulls
     assert third.core.replica_operations.snapshot_begin(pull, SnapshotHead(OURS, 1, 1), third.now)
-    third.core.replica_operations.snapshot_part(OURS, Hearsay(2000, old), third.now)
+    third.core.replica_operations.snapshot_part(OURS, RelayedClaim(2000, old), third.now)
     assert third.load(1) == (16, 1, 1)
 
 

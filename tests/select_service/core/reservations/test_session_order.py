@@ -117,7 +117,7 @@ def test_one_that_starts_is_told_of_all_sessions_once_whoever_chose_for_them(
     net.run(3.0)
     assert [place_of(net.nodes[2], f"s{number}") for number in range(3)] == [3, 4, 5]
     assert sorted({one.session_id for one in net.told}) == ["s0", "s1", "s2"]
-    assert not any(one.is_news for one in net.told)
+    assert not any(one.is_new for one in net.told)
     assert len(net.told) <= 4, "those of the one that is gone are told by both"
 
 
@@ -154,7 +154,7 @@ def test_to_be_told_again_is_no_sign_of_life() -> None:
         net.run(0.2)
     again = there.core.sessions.find(partition, "s")
     assert again is not None
-    assert again._replace(told=0.0) == known._replace(told=0.0, version=known.version + 1)
+    assert again._replace(sent_at=0.0) == known._replace(sent_at=0.0, version=known.version + 1)
 
 
 @pytest.mark.parametrize("first", [3, 8])

@@ -385,7 +385,7 @@ def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
     again.core.sessions.check()
     kept = again.core.sessions.find(again.core.partitions[Scope("default", "default")], "t")
     assert kept is not None
-    assert kept.until - kept.heard == pytest.approx(8.0)
+    assert kept.until - kept.active_at == pytest.approx(8.0)
 
 
 def ask(node: Node, name: str, *allowed: int, session_id: str = "s") -> int:

@@ -322,12 +322,12 @@ def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         note(f"{ACME}r{number}")
     assert len(names) == 2 * 12, "each under its two names, which take one place"
-    assert names.hear(RIVAL + "r/s")
-    assert not names.hear(RIVAL + "r")
+    assert names.discard(RIVAL + "r/s")
+    assert not names.discard(RIVAL + "r")
     for number in range(40):
         if number > 28:
-            assert names.hear(f"{ACME}r{number}/s")
-        assert not names.hear(f"{ACME}r{number}")
+            assert names.discard(f"{ACME}r{number}/s")
+        assert not names.discard(f"{ACME}r{number}")
     assert len(names) == 0
 
 
@@ -338,6 +338,6 @@ def test_a_reservation_that_ends_again_under_other_names_keeps_one_set() -> None
         reservation.selection_id = f"s{number}"
         names.note(reservation)
     assert len(names) == 2
-    assert not names.hear("s38")
-    assert names.hear("s39")
-    assert not names.hear("r")
+    assert not names.discard("s38")
+    assert names.discard("s39")
+    assert not names.discard("r")
