@@ -65,9 +65,7 @@ class Claim:
         self.reservation: LedgerReservation | None = None  # its booking in our ledger
         self.dead = False  # ended, but its owner has not stated so yet
         self.aged = False  # its owner is lost and its time is up; the owner's return revives it
-        self.reporters: set[int] | None = (
-            None  # routers other than its owner that told us of growth
-        )
+        self.reporters: set[int] | None = None  # routers, not its owner, that reported growth
         self.charge: Charge | None = None  # of the booking that its booking will replace
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
         self.noted = False  # we have told of growth of a claim that is not ours

@@ -36,9 +36,7 @@ class SequenceTracker:
         self.claims = claims
         self.epoch = epoch
         self.high = (epoch - 1) << SEQ_BITS  # the highest number we know of
-        self.before_listening = (
-            self.high
-        )  # stated before we listened, unknown until its first snapshot
+        self.before_listening = self.high  # stated before; unknown until its first snapshot
         self.missing: dict[int, float] = {}  # lower numbers not heard → since when
         self.hole: int | None = None  # only a snapshot from this number on completes the view
         self.peer = ""
