@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,14 @@ def test_ctrl_c_ends_an_endless_run_with_its_summary(capsys: pytest.CaptureFixtu
 
 def _demo(*flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "select_service", "demo", "--plain", "--engines", "2", *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    hangs_up = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also under nohup
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hangs_up,  # noqa: PLW1509 - this process has one thread
+    )
 
 
 def _until_busy(demo: subprocess.Popen[str]) -> None:
