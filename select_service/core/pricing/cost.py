@@ -198,9 +198,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
         left, own = left - pull_credit, own - pull_credit
     left, own = np.maximum(left, 0.0) + pull_cost, np.maximum(own, 0.0)
     computing = weights.prefill_load_scale * (left + each * own)
-    slowness = nothing + 1.0
-    if weights.slowness and loads.slowness is not None:
-        slowness = 1.0 + weights.slowness * loads.slowness[rows]
+    slowness = _slowness(loads, rows, weights)
     return Terms(
         prefill=prefill,
         worked=worked,
@@ -224,6 +222,14 @@ def terms_of(  # noqa: PLR0917 - what is known, and for which ranks
         pull_credit=pull_credit,
         pull_cost=pull_cost,
     )
+
+
+def _slowness(loads: SlotLoads | PackedLoads, rows: Rows, weights: Weights) -> Floats:
+    """Return the factor on the cost of each row; above 1 for worn ranks alone."""
+    if not weights.slowness or loads.slowness is None:
+        return np.ones(len(loads.prefill[rows]))
+    factor: Floats = 1.0 + weights.slowness * loads.slowness[rows]
+    return factor
 
 
 def _by_slot(groups: Groups, slots: int) -> Floats:
