@@ -19,6 +19,7 @@ from select_service.demo.worker import EventPublisher
 from tests.faults.namespaces import alone_on_ipv6, enter, why_not
 from tests.indexer.encoding import encode_batch
 from tests.live.http import Answer, exchange
+from tests.live.server import PATIENT
 from tests.wait import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
@@ -107,6 +108,7 @@ def replicas_engines_and_planner(folder: Path) -> None:
             command: Any = (
                 *("select_service", "--port", port, "--side-port", port + 1),
                 *("--replica-sync-port", own, "--replica-sync-peers", f"tcp://[::1]:{other}"),
+                *PATIENT,  # the engine answers replays between two slow questions
             )
             stack.enter_context(running(folder, name, port, *command))
             assert ask(port + 1, "GET", "/health").status == 200
