@@ -73,9 +73,8 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
     has_nameless_adapter: bool = False
     cache_salt: str = ""
     mm_hashes: Sequence[list[int]] | None = None  # per block; packed if the event is long
-    opaque: Mapping[int, bytes] | None = (
-        None  # block → what else it depends on and no request can name
-    )
+    opaque: Mapping[int, bytes] | None = None
+    """By block, what else it depends on and no request can name."""
     group: int = 0
     attention: str | None = None  # kv_cache_spec_kind
     window: int | None = None  # kv_cache_spec_sliding_window, in tokens

@@ -117,9 +117,8 @@ class Gate(Generic[T]):
         self._counts_at = self._traffic.fades_at
         self.admitted = AdmissionDecision("admit", "", "", policy.name, "")
         """The decision for every request that may go on."""
-        self._promised: AdmissionRequest | None = (
-            None  # the last settled request that held a promise
-        )
+        self._promised: AdmissionRequest | None = None
+        """The last settled request that held a promise."""
 
     def _know_classes(self) -> None:
         """Index by class: its tally, its band, and the name it is counted under."""

@@ -143,9 +143,8 @@ class LedgerReservation(Struct, eq=False):
     faded_outputs: int = 0  # output blocks of weight output_fraction
     output_fraction: float = 1.0
     first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
-    output_report: OutputReport | None = (
-        None  # when its output blocks were reported to this process
-    )
+    output_report: OutputReport | None = None
+    """When its output blocks were reported to this process."""
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     pulled: PulledBlocks | None = None  # blocks of the prompt that come from another rank

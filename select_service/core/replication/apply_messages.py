@@ -157,11 +157,8 @@ class MessageApplier:
 
     def _apply_session(self, sender: int, session: SessionRank, now: float) -> None:
         """Note a session's rank, if it is here; a name that is refused here is not taken either."""
-        scope, rank = (
-            Scope(session.model_name, session.tenant_id),
-            (session.worker_id, session.dp_rank),
-        )
-        place = self._resolver.place(scope, *rank)
+        scope = Scope(session.model_name, session.tenant_id)
+        place = self._resolver.place(scope, session.worker_id, session.dp_rank)
         if place is None or not 1 <= len(session.session_id) <= self._limits.id_length_max:
             self._counters.ignored += 1
             return

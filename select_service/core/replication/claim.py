@@ -68,9 +68,9 @@ class Claim:
         self.reporters: set[int] | None = None  # routers, not its owner, that reported growth
         self.charge: Charge | None = None  # of the booking that its booking will replace
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
-        self.noted = False  # we have told of growth of a claim that is not ours
+        self.noted = False  # we have sent growth of a claim that is not ours
         self.touched = 0.0  # the last sign of life while it could not be booked
-        self.wanted = False  # a caller of ours was told of it: adopted if its owner loses it
+        self.wanted = False  # a caller of ours has its answer: adopted if its owner loses it
         self.is_relayed = False  # not stated to us by its owner: its terms may differ
         self.growth = record.growth  # its state so far; replaced, never written to
 
@@ -177,7 +177,7 @@ class LeaseCopy:
         revision: of `lease_ttl_s`, see `LeaseState`.
         is_changed_here: a caller of ours changed `lease_ttl_s` last; kept on disk, and retold.
         renewed_at: when a caller of ours last renewed it, -inf: never.
-        announced_at: when the others were last told so.
+        announced_at: when that was last sent to the others.
         ageing: its time is up, and its orphans are being released.
         adopting: its orphans are being adopted.
         ending: our own unbooked claims under it are being ended.
@@ -282,7 +282,7 @@ class EarlyGrowth:
         self._known: OrderedDict[Key, tuple[ClaimGrowth, float, set[int]]] = OrderedDict()
 
     def keep(self, key: Key, growth: ClaimGrowth, reporter: int, now: float) -> None:
-        """Keep what a replica has told of a claim."""
+        """Keep what a replica has sent of a claim."""
         before = self._known.pop(key, None)
         reporters = {reporter}
         if before is not None:

@@ -264,7 +264,7 @@ class Claims:
         self.early.keep(key, growth, reporter, now)
 
     def keep(self, claims: list[Claim]) -> Said:
-        """Let a batch that is done keep what it booked; return what is to be told."""
+        """Let a batch that is done keep what it booked; return what is to be sent."""
         for claim in claims:
             claim.grow(kept=True)
         return self.outbox.say([self._grown(claim) for claim in claims])

@@ -1,4 +1,4 @@
-"""The first answer of a booking, as replicas tell it: a repeat gets it wherever the id is known.
+"""The first answer of a booking, as replicas send it: a repeat gets it wherever the id is known.
 
 A claim carries the fingerprint of the request (`routing/read.py`) and what the answer says
 beyond the claim. Both are missing from claims of Dynamo's selectors and of our older versions:
@@ -56,7 +56,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Selected | _Chosen | _Paired).decode
 
 
 def packed_answer(answer: FirstAnswer | None) -> bytes:
-    """Return what an answer says beyond its claim; empty if it is too long to be told."""
+    """Return what an answer says beyond its claim; empty if it is too long to be sent."""
     if answer is None:
         return b""
     if isinstance(answer, PairSelection):

@@ -51,7 +51,7 @@ class SessionBook(Protocol):
     """The ranks of sessions, chosen here or by replicas."""
 
     def take_unsent(self, limit: int) -> list[SessionRank]:
-        """Take up to `limit` sessions that replicas are to be told of."""
+        """Take up to `limit` sessions to be sent to the replicas."""
         ...
 
     def apply(
@@ -69,9 +69,9 @@ class SessionBook(Protocol):
         ...
 
     def queue(self, partition: Partition, session_id: str) -> None:
-        """Tell replicas where a session is: one of them knows an earlier rank."""
+        """Queue a session's rank for the replicas: one of them knows an earlier one."""
         ...
 
     def queue_all(self, alive: Container[int], now: float) -> Iterator[None]:
-        """Tell a replica that starts of all sessions that no other one of `alive` tells it of."""
+        """Queue, for a replica that starts, sessions that no other one of `alive` sends."""
         ...

@@ -73,7 +73,7 @@ class ClaimGrowth(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         prefill_done: the prompt is computed.
-        outputs: output blocks by the router that was told of them.
+        outputs: output blocks by the router they were reported to.
         faded_at: their number when the last decay fraction came.
         fraction: that fraction.
         kept: the batch that booked it is done, and will not take it back; see `ClaimRecord.held`.
@@ -286,10 +286,10 @@ class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
 
 
 class SessionRank(Struct, frozen=True, array_like=True):
-    """The rank that a session's last request went to, of which no reservation tells.
+    """The rank that a session's last request went to, which no reservation carries.
 
-    `version` counts what was told of the session before, as far as its sender knew: of two ranks,
-    the one with the larger counts everywhere. 0: told by an older version of ours, which has none.
+    `version` counts what was sent of the session before, as far as its sender knew: of two ranks,
+    the one with the larger counts everywhere. 0: sent by an older version of ours, which has none.
     `is_new`: a request of it came just now; else its receiver seemed to know an earlier
     rank, or has just started.
     """
@@ -307,7 +307,7 @@ class SessionRanks(Struct, frozen=True, tag="sessions"):
     """Where sessions are that the sender chose a rank for, and booked nothing.
 
     Numbered together with `RankLoads`, and a lost one is not repeated: the session's next requests
-    tell it again. What others told is told on to those that tell of an earlier rank, and for a
+    send it again. What others sent is passed on to those that send an earlier rank, and for a
     replica that is gone to one that starts.
     """
 

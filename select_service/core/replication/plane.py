@@ -77,7 +77,7 @@ class Replicas:
         self._beats = 0
         self._reports, self._cached_tokens, self._sessions = reports, cached_tokens, sessions
         self._reported = 0  # messages of reports sent
-        self._listeners: set[tuple[int, int]] = set()  # replicas that were told what we knew
+        self._listeners: set[tuple[int, int]] = set()  # replicas that were sent what we knew
 
     # -- time ----------------------------------------------------------------------------------
 

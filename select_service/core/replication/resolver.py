@@ -181,7 +181,7 @@ class Resolver:
         self.release(booking, now)
 
     def keep(self, claim: Claim, now: float) -> bool:
-        """Adopt a claim that its owner has lost, if a caller of ours was told of it."""
+        """Adopt a claim that its owner has lost, if a caller of ours has its answer."""
         booking = self._lifecycle.bookings.live(claim.reservation_id) if claim.wanted else None
         if booking is None or booking.reservation.claim is not claim:
             return False

@@ -1,9 +1,9 @@
 """Leases across replicas: a client may renew or close its lease at any of them.
 
-The replica that has it open is told, and does so. Claims that a lost owner leaves under it are
-adopted by the replica the client turns to, age with the lease if it turns to none, and are freed
-when the lease is closed, all in slices. `leases.py` keeps the leases open here, `lease_copies.py`
-those known through others; `apply_messages.py` and `service.py` call this module.
+The replica that has it open receives that, and does so. Claims that a lost owner leaves under it
+are adopted by the replica the client turns to, age with the lease if it turns to none, and are
+freed when the lease is closed, all in slices. `leases.py` keeps the leases open here,
+`lease_copies.py` those known through others; `apply_messages.py` and `service.py` call this module.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class _End(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tombstone(msgspec.Struct, array_like=True):
-    """The end of a claim as it is told, and kept on disk."""
+    """The end of a claim as it is sent, and kept on disk."""
 
     owner: int
     born: int

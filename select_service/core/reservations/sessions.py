@@ -52,10 +52,10 @@ GAP_TTL_MIN_S: Final = 5.0
 """Silence that every session may have, however short its gaps were."""
 
 _VERSION_MAX: Final = (1 << 32) - 1
-"""What a message can state; no session is told of as often."""
+"""What a message can state; no session is sent as often."""
 
 _AT_ONCE_S: Final = 1.0
-"""Replicas that choose within this time did not hear of each other's choice."""
+"""Replicas that choose within this time did not know each other's choice."""
 
 _RISE: Final = 0.5
 _FALL: Final = 0.0625

@@ -61,6 +61,7 @@ def test_the_contracts_formula_knows_no_speeds() -> None:
     some = fleet(RouterConfig())
     assert WORN in chosen(some)
     assert unpacked(loads_of(some).pack()).slowness is None
+    assert not loads_of(some).has_worn, "nor looks for them"
 
 
 def test_it_is_told_with_the_decision() -> None:
